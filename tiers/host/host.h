@@ -1,0 +1,29 @@
+/* L2: one memfd, 2 MiB aligned, on huge pages where the system gives them (hugetlb, then shmem THP,
+ * then plain pages; `detail` of the tier says which was got), pre-touched, locked when the limit
+ * allows, kept out of core dumps. One thread copies between it and engines' memory.
+ *
+ * open/close: init-only (main thread). memory: any thread, fixed until close. The engine decides
+ * who owns which slot (tiers/slab.h) and writes slot headers itself; this tier moves payload. */
+#pragma once
+
+#include "tiers/tier.h"
+
+enum kvt_host_pages {
+    KVT_HOST_PAGES_AUTO,
+    KVT_HOST_PAGES_HUGETLB,
+    KVT_HOST_PAGES_THP,
+    KVT_HOST_PAGES_PLAIN
+};
+
+struct kvt_host_config {
+    uint64_t bytes;
+    enum kvt_host_pages pages; /* AUTO tries in the order above; another one is that or -errno */
+    bool is_locked_required;   /* false: mlock failure is noted in `detail`, not an error */
+    uint32_t inflight_max;
+    struct kvt_doorbell *doorbell; /* of the engine */
+};
+
+/* -ENOMEM when the memory is not there (also: more than the cgroup allows), or -errno, or 0. */
+KVT_MUST_USE int kvt_host_open(struct kvt_tier **ret_tier, const struct kvt_host_config *config);
+uint8_t *kvt_host_memory(const struct kvt_tier *tier); /* capacity_bytes of it */
+int kvt_host_memfd(const struct kvt_tier *tier);
