@@ -1,0 +1,216 @@
+/* The store: where radix meets tiers. It knows which copies of a (block, component) exist, in which
+ * slots, in which state, and moves them; it does not know requests, sessions, leases or tickets
+ * (those are the rest of daemon/engine, which calls this header).
+ *
+ * A *cell* is one component of one block: the thing that has copies. The tree holds its number as
+ * the opaque handle and, as mask bits, in which tiers its copies are READY (bit = enum kvt_tier_id)
+ * and whether it is being filled (KVT_RADIX_BIT_HOLD). A *copy* is a cell in one tier: one slot a
+ * shard (ranks, or one when replicated). Only this module changes a copy's state:
+ *
+ *   FREE -> RESERVED -> FILLING -> READY (pinned n >= 0) -> DRAINING -> FREE
+ *
+ *   claim    cell is promised to one filler, HOLD is set, no slot is taken yet     (RESERVED)
+ *   fill     a shard's slot is taken and bytes flow from the client               (FILLING)
+ *   READY    every shard is there; the tier's bit is set in the tree; HOLD clears
+ *   read     pins the copy while a transfer uses its slots
+ *   evict    L1 -> L2 -> L3 or dropped, as the write policy says                   (DRAINING)
+ *
+ * A *job* is one wish of the layer above (fill, read, raise, lower, flush). Jobs for the same
+ * missing copy wait for one transfer. A job ends exactly once by its `done`; until then its client
+ * memory may be in use. Cancelling a job that has not touched client memory ends it at once;
+ * otherwise it ends when its transfer is reaped. In-flight transfers hold copies, never tree nodes:
+ * a cell whose block is gone (evicted, reset) lives on as an orphan until its last transfer is
+ * reaped, and its slots are then freed.
+ *
+ * Nothing here waits for another: a job that gets no slot waits in a bounded queue for its deadline
+ * at most; a full queue is NO_ROOM at once. A raise that gets no L2 slot for a read streams through
+ * a few bounce slots. Capacity is the slab allocators': hard.
+ *
+ * Engine thread only; the clock is passed in; deterministic given (calls, transfer completions,
+ * time, seed). Memory is taken in kvt_store_new, but for slab metadata, which is bounded. */
+#pragma once
+
+#include "daemon/base/api.h"
+#include "daemon/base/list.h"
+#include "radix/radix.h"
+#include "tiers/slab.h"
+#include "tiers/tier.h"
+
+struct kvt_store;
+
+enum kvt_write_policy { KVT_WRITE_BACK, KVT_WRITE_THROUGH, KVT_WRITE_SELECTIVE };
+
+struct kvt_store_config {
+    struct kvt_radix *radix;                   /* the caller's; outlives the store */
+    struct kvt_tier *tiers[KVT_TIERS_COUNT];   /* NULL: this tier is off; HOST is required */
+    uint8_t *host_memory;                      /* of the HOST tier: headers are written here */
+    uint32_t slab_unit_bytes[KVT_TIERS_COUNT]; /* 0: 2 MiB */
+    size_t memory_bytes;                       /* for cells, shards, jobs' queues, slab metadata */
+    uint32_t waiting_jobs_max;                 /* 0: 16,384 */
+    uint32_t bounce_slots;                     /* 0: 4 */
+    enum kvt_write_policy write_policy;        /* L2 -> L3 */
+    uint32_t selective_touches;                /* n-th touch that makes it worth a write; 0: 2 */
+    uint64_t write_budget_bytes_per_s;         /* to L3; 0: none set */
+    uint64_t promote_inflight_bytes_max;       /* 0: an eighth of L2 */
+    uint64_t transfer_deadline_ns;             /* of transfers between tiers; 0: 30 s */
+    bool is_verify_l2_always;                  /* check slots each time they leave L2 */
+};
+
+/* -ENOMEM, -EINVAL, or 0. */
+KVT_MUST_USE int kvt_store_new(struct kvt_store **ret_store, const struct kvt_store_config *config);
+/* All jobs must have ended. NULL-proof; returns NULL. */
+struct kvt_store *kvt_store_free(struct kvt_store *store);
+
+struct kvt_store_ns_config {
+    uint8_t fingerprint[KVT_FINGERPRINT_BYTES];
+    uint64_t epoch;
+    uint32_t block_tokens;
+    uint32_t ranks;
+    uint32_t components_count;
+    struct {
+        uint64_t bytes_per_block; /* of one rank's shard */
+        bool is_replicated;
+    } components[KVT_COMPONENTS_MAX];
+};
+enum { KVT_STORE_E_TOO_BIG = 1 /* a slot would not fit a configured tier */ };
+/* Says how large the slots of namespace @ns are. -EINVAL, KVT_STORE_E_TOO_BIG, 0. */
+KVT_MUST_USE int kvt_store_ns_open(struct kvt_store *store, struct kvt_radix_ns ns,
+                                   const struct kvt_store_ns_config *config);
+void kvt_store_ns_set_epoch(struct kvt_store *store, struct kvt_radix_ns ns, uint64_t epoch);
+
+/* ---- cells ---------------------------------------------------------------------------------- */
+
+struct kvt_cell { /* a handle; stale is an answer: jobs on it end with MISS or ABORTED */
+    uint32_t idx, generation;
+};
+#define KVT_CELL_NONE ((struct kvt_cell){0, 0})
+
+enum kvt_claim {
+    KVT_CLAIM_MINE = 0,    /* fill every shard of it, or unclaim */
+    KVT_CLAIM_PENDING = 1, /* somebody else is filling it */
+    KVT_CLAIM_PRESENT = 2, /* READY in some tier */
+    KVT_CLAIM_NO_ROOM = 3, /* no memory for its record */
+};
+/* @block is live. @root_digest: SHA-256 of its root key, for slot headers (copied). */
+enum kvt_claim kvt_store_claim(struct kvt_store *store, struct kvt_radix_block block,
+                               uint32_t component, const uint8_t root_digest[KVT_FINGERPRINT_BYTES],
+                               struct kvt_cell *ret_cell);
+/* Ends a claim that is not complete: shards filled so far are freed (those in flight when they are
+ * reaped), HOLD clears, fills waiting on it end with ABORTED. Stale or complete: nothing. */
+void kvt_store_unclaim(struct kvt_store *store, struct kvt_cell cell);
+/* The cell of (block, component): NONE if it has no copy in any tier. */
+struct kvt_cell kvt_store_cell(const struct kvt_store *store, struct kvt_radix_block block,
+                               uint32_t component);
+/* The same for a cell that came out of kvt_radix_path (its handle): no tree access. */
+struct kvt_cell kvt_store_cell_of(const struct kvt_store *store, uint32_t radix_handle);
+/* Tiers in which it is READY: bits of enum kvt_tier_id; 0: none, or stale. */
+uint8_t kvt_store_ready_mask(const struct kvt_store *store, struct kvt_cell cell);
+/* Shards of a claimed cell that are filled, a bit a rank. */
+uint32_t kvt_store_filled_mask(const struct kvt_store *store, struct kvt_cell cell);
+uint64_t kvt_store_cell_bytes(const struct kvt_store *store, struct kvt_cell cell); /* all shards */
+/* Drops every copy of the cell that no transfer holds now, the others when they are reaped. */
+void kvt_store_drop(struct kvt_store *store, struct kvt_cell cell);
+/* Why a (block, component) that was stored is not there: a bounded memory of recent losses.
+ * KVT_WHY_EVICTED when nothing special is remembered. */
+enum kvt_why kvt_store_why_lost(const struct kvt_store *store, struct kvt_radix_block block,
+                                uint32_t component);
+
+/* ---- jobs ----------------------------------------------------------------------------------- */
+
+enum kvt_job_kind {
+    KVT_JOB_FILL,  /* client -> the claimed cell's shard `rank`, into L1 when there is one, else L2
+                    */
+    KVT_JOB_READ,  /* a shard, from the best tier, -> client */
+    KVT_JOB_RAISE, /* a copy into `tier` (HOST or DEVICE); the lower copy stays */
+    KVT_JOB_LOWER, /* a copy into `tier` (HOST or DISK); `is_move` drops the higher copies after */
+    KVT_JOB_FLUSH, /* what L3 took before is durable */
+};
+
+struct kvt_job;
+typedef void (*kvt_job_done_fn)(struct kvt_job *job);
+
+struct kvt_job { /* the caller's memory, from submit until done */
+    enum kvt_job_kind kind;
+    struct kvt_cell cell;
+    uint32_t rank;         /* FILL, READ: which shard; 0 for replicated components */
+    enum kvt_tier_id tier; /* RAISE, LOWER: where to */
+    bool is_move;          /* LOWER */
+    bool is_background;    /* prefetch, write-back: foreground goes first, budget applies */
+    bool is_upper_only;    /* READ: only from L1 or L2; what is lower is MISS */
+    uint64_t deadline_ns;
+    struct kvt_client_view view; /* FILL, READ; engine_blocks stay valid until done */
+    kvt_job_done_fn done;        /* from kvt_store_turn or, for what fails at once, from submit */
+    void *owner;
+    /* Results, for done. */
+    enum kvt_move_result result;
+    enum kvt_tier_id from; /* READ: the tier that had it */
+    uint64_t moved_bytes;
+    /* The store's. */
+    struct kvt_list link;
+    uint32_t state;
+    void *xfer;
+};
+
+/* Takes the job. It always ends by done: also when it cannot be queued (NO_ROOM). */
+void kvt_store_submit(struct kvt_store *store, struct kvt_job *job, uint64_t now_ns);
+/* If no transfer touches the job's client memory (or it is RAISE, LOWER, FLUSH): it ends now, with
+ * ABORTED, by its done; a transfer between tiers that it caused goes on and its copy stays. Else
+ * nothing: it ends when its transfer is reaped. */
+void kvt_store_cancel(struct kvt_store *store, struct kvt_job *job);
+
+/* ---- the turn ------------------------------------------------------------------------------- */
+
+/* Reaps, ends jobs, starts waiting ones, evicts ahead of need, works off detached parts; bounded by
+ * @budget_blocks. Returns true when there is more to do at once. */
+bool kvt_store_turn(struct kvt_store *store, uint64_t now_ns, uint32_t budget_blocks);
+/* When something has to happen by itself: the next deadline or retry; KVT_TIME_NEVER_NS: none. */
+uint64_t kvt_store_next_ns(const struct kvt_store *store);
+
+/* A planned stop: from now on nothing new is claimed or raised; dirty L2 copies go to L3 as fast as
+ * it takes them. true when nothing dirty is left or nothing can be written any more. */
+bool kvt_store_drain(struct kvt_store *store, uint64_t now_ns);
+/* Transfers that are with a tier's thread. */
+uint32_t kvt_store_inflight(const struct kvt_store *store);
+
+/* Nanoseconds that reading @bytes whose best copy is in @tier takes now: measured rates and what is
+ * queued before it. */
+uint64_t kvt_store_estimate_ns(const struct kvt_store *store, enum kvt_tier_id tier,
+                               uint64_t bytes);
+
+/* ---- looking -------------------------------------------------------------------------------- */
+
+enum kvt_store_drop_reason {                   /* why a copy left a tier */
+                             KVT_DROP_EVICTED, /* for room, a lower copy exists or was written */
+                             KVT_DROP_POLICY,  /* for room; the write policy did not want it */
+                             KVT_DROP_BUDGET,  /* for room; the write budget or the disk's queue was
+                                                  full */
+                             KVT_DROP_NO_LOWER, /* for room; there is no lower tier, or it is out of
+                                                   service */
+                             KVT_DROP_BAD,      /* failed verification or I/O */
+                             KVT_DROP_REQUESTED, /* Evict, Reset, a lower with is_move */
+                             KVT_DROP_ABORTED,   /* a fill that never became complete */
+                             KVT_DROP_REASONS
+};
+const char *kvt_store_drop_reason_text(enum kvt_store_drop_reason reason);
+
+struct kvt_store_stats {
+    uint64_t cells, memory_bytes, memory_used_bytes;
+    uint64_t claimed_cells;
+    uint64_t jobs_waiting, jobs_running;
+    uint64_t coalesced;    /* jobs that found their transfer under way */
+    uint64_t bounced;      /* reads that went through a bounce slot */
+    uint64_t verified_bad; /* slots that failed verification */
+    struct {
+        bool is_on;
+        struct kvt_slab_stats slab;
+        uint64_t ready_copies, pinned_copies, filling_copies, draining_copies;
+        uint64_t inflight;
+        uint64_t dropped[KVT_DROP_REASONS];
+        uint64_t written_back; /* copies that went one tier down */
+    } tiers[KVT_TIERS_COUNT];
+};
+void kvt_store_stats(const struct kvt_store *store, struct kvt_store_stats *ret_stats);
+
+/* Recounts everything against the tree and the allocators: capacity, states, pins, no slot both
+ * free and used, every HOLD has a claim. true, or false and *ret_why. O(all). */
+bool kvt_store_check(const struct kvt_store *store, const char **ret_why);
