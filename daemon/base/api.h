@@ -84,7 +84,13 @@ struct kvt_api_component {
     struct kvt_text name;     /* for people */
 };
 
+/* Two forms. By spec: makes the namespace or finds the one of the same spec. By fingerprint (for
+ * tools, which know namespaces from Stats only): finds one that exists and ignores everything else
+ * in the request; NOT_FOUND when there is none. On the wire it is a `bytes fingerprint` field of
+ * exactly KVT_FINGERPRINT_BYTES; absent or empty means "by spec". */
 struct kvt_req_open_namespace {
+    bool is_by_fingerprint;
+    uint8_t fingerprint[KVT_FINGERPRINT_BYTES];
     uint32_t block_tokens;
     uint32_t ranks;
     uint32_t components_count;
