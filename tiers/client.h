@@ -9,7 +9,7 @@
  *   payload:  piece 0: [block 0][block 1]..  piece 1: [block 0][block 1]..  ...
  *
  * The mapping is of another process's memory: it may be rewritten at any time, and holes may be
- * punched under it. Copies therefore run under kvt_guard_copy (daemon/base/guard.h) and fail alone.
+ * punched under it. Copies therefore run under kvt_guard_run (daemon/base/guard.h) and fail alone.
  *
  * Open and close: any thread, not the engine's (they map and unmap). A region is closed when no
  * transfer uses it any more: the engine counts. The rest is pure. */
@@ -23,12 +23,15 @@ enum {
     KVT_REGION_E_TOO_SMALL = 2,  /* the file is smaller than declared */
     KVT_REGION_E_NOT_MEMFD = 3,  /* not a memfd: seals cannot be asked for */
     KVT_REGION_E_SPARSE = 4,     /* fewer bytes allocated than declared */
+    KVT_REGION_E_READ_ONLY = 5,  /* opened or sealed so that it cannot be mapped for writing */
 };
+const char *kvt_region_error_text(int result);
 
 struct kvt_region {
     uint8_t *base;
     uint64_t bytes;
-    bool is_mapped; /* false: memory that somebody else owns (inline) */
+    bool is_mapped;        /* false: memory that somebody else owns (inline) */
+    uint64_t mapped_bytes; /* what close unmaps: whole huge pages of a hugetlb memfd */
 };
 
 /* Checks seals and size, maps @bytes of @memfd shared, does not keep the descriptor. -errno, or one
