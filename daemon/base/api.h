@@ -230,6 +230,9 @@ struct kvt_api_moves {
     uint32_t count;
     const uint64_t *block_idx;     /* count, rising: blocks counted from the root */
     const uint64_t *engine_blocks; /* count * engine_blocks_per_block of the layout */
+    /* What came: 0, or a multiple of count. The service compares it with the layout before it reads
+     * engine_blocks: a client may lie. */
+    uint32_t engine_blocks_count;
 };
 
 enum kvt_target { KVT_TARGET_ENGINE = 0, KVT_TARGET_L1 = 1, KVT_TARGET_L2 = 2 };
