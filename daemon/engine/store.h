@@ -32,13 +32,21 @@
 
 #include "daemon/base/api.h"
 #include "daemon/base/list.h"
+#include "daemon/engine/policy_write.h"
 #include "radix/radix.h"
 #include "tiers/slab.h"
 #include "tiers/tier.h"
 
 struct kvt_store;
 
-enum kvt_write_policy { KVT_WRITE_BACK, KVT_WRITE_THROUGH, KVT_WRITE_SELECTIVE };
+/* A copy that is on its way down is still readable, but the tree must already let its parent go
+ * (leaf first), so its bit moves from `tier` to `tier + KVT_STORE_BITS_DRAINING`. A lookup that
+ * wants to count such copies as resident allows both, and adds up both of blocks_at[]. */
+#define KVT_STORE_BITS_DRAINING 3u
+static inline uint8_t kvt_store_mask_allowed(uint8_t tier_bits)
+{
+    return (uint8_t)((tier_bits & 7u) | (tier_bits & 7u) << KVT_STORE_BITS_DRAINING);
+}
 
 struct kvt_store_config {
     struct kvt_radix *radix;                   /* the caller's; outlives the store */
@@ -73,7 +81,9 @@ struct kvt_store_ns_config {
     } components[KVT_COMPONENTS_MAX];
 };
 enum { KVT_STORE_E_TOO_BIG = 1 /* a slot would not fit a configured tier */ };
-/* Says how large the slots of namespace @ns are. -EINVAL, KVT_STORE_E_TOO_BIG, 0. */
+/* Says how large the slots of namespace @ns are; an index that the tree reuses is opened again.
+ * -EINVAL (also: ns.idx >= KVT_NAMESPACES_MAX), -ENOSPC (too many different slot sizes),
+ * KVT_STORE_E_TOO_BIG, 0. */
 KVT_MUST_USE int kvt_store_ns_open(struct kvt_store *store, struct kvt_radix_ns ns,
                                    const struct kvt_store_ns_config *config);
 void kvt_store_ns_set_epoch(struct kvt_store *store, struct kvt_radix_ns ns, uint64_t epoch);
@@ -110,6 +120,10 @@ uint32_t kvt_store_filled_mask(const struct kvt_store *store, struct kvt_cell ce
 uint64_t kvt_store_cell_bytes(const struct kvt_store *store, struct kvt_cell cell); /* all shards */
 /* Drops every copy of the cell that no transfer holds now, the others when they are reaped. */
 void kvt_store_drop(struct kvt_store *store, struct kvt_cell cell);
+/* For a tree (or a cell table) that is full: drops up to @cells_max of the least recently used
+ * cells, those in the lowest tier first, without writing anything down. Returns how many copies
+ * went; 0: nothing can go. Call kvt_radix_insert again after it. */
+uint32_t kvt_store_evict_index(struct kvt_store *store, uint32_t cells_max);
 /* Why a (block, component) that was stored is not there: a bounded memory of recent losses.
  * KVT_WHY_EVICTED when nothing special is remembered. */
 enum kvt_why kvt_store_why_lost(const struct kvt_store *store, struct kvt_radix_block block,
@@ -121,9 +135,11 @@ enum kvt_job_kind {
     KVT_JOB_FILL,  /* client -> the claimed cell's shard `rank`, into L1 when there is one, else L2
                     */
     KVT_JOB_READ,  /* a shard, from the best tier, -> client */
-    KVT_JOB_RAISE, /* a copy into `tier` (HOST or DEVICE); the lower copy stays */
-    KVT_JOB_LOWER, /* a copy into `tier` (HOST or DISK); `is_move` drops the higher copies after */
-    KVT_JOB_FLUSH, /* what L3 took before is durable */
+    KVT_JOB_RAISE, /* a copy into `tier` (HOST or DEVICE); the lower copy stays. DONE at once when
+                      there is a copy in it or above */
+    KVT_JOB_LOWER, /* a copy into `tier` (HOST or DISK); `is_move` drops the higher copies after.
+                      PRESENT when it was there, or below, already */
+    KVT_JOB_FLUSH, /* what L3 took before is durable: DONE; ABORTED if it failed */
 };
 
 struct kvt_job;
@@ -148,6 +164,7 @@ struct kvt_job { /* the caller's memory, from submit until done */
     /* The store's. */
     struct kvt_list link;
     uint32_t state;
+    uint32_t heap_idx; /* place in the queue of deadlines */
     void *xfer;
 };
 
