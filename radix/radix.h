@@ -49,6 +49,9 @@ struct kvt_radix_config {
     uint64_t seed;       /* of the hash that finds a child; random in production, fixed in tests */
     uint32_t namespaces_max;
     uint32_t roots_max; /* over all namespaces */
+    /* Bits that kvt_radix_victims may be asked about; 0: every bit but HOLD. A node keeps memory
+     * for the recency records of each (32 bytes a bit and component): name those that are used. */
+    uint8_t mask_evictable;
 };
 
 struct kvt_radix_spec {
@@ -259,7 +262,8 @@ uint32_t kvt_radix_reap(struct kvt_radix *radix, uint32_t max, struct kvt_radix_
 
 struct kvt_radix_stats {
     uint64_t memory_bytes, memory_used_bytes; /* used: records and tokens in use */
-    uint64_t tokens_bytes;                    /* of the used: token storage holding live tokens */
+    uint64_t memory_taken_bytes; /* pages that are not free: used, and room in started pages */
+    uint64_t tokens_bytes;       /* of the used: token storage holding tokens */
     uint64_t nodes, blocks, roots, namespaces;
     uint64_t detached_blocks;
     uint64_t leases; /* outstanding */
