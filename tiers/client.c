@@ -14,8 +14,8 @@
 
 #include "daemon/base/guard.h"
 #include "daemon/base/hash.h"
+#include "tiers/copy.h"
 
-#define HASH_CHUNK_BYTES (32u * 1024u)
 #define HUGETLBFS_TYPE 0x958458f6L
 
 int kvt_region_open(struct kvt_region *ret_region, int memfd, uint64_t bytes)
@@ -146,7 +146,7 @@ struct client_copy {
 static void copy_gather_hashed(struct client_copy *copy)
 {
     while (copy->run_bytes > 0) {
-        uint64_t room = HASH_CHUNK_BYTES - (copy->done_bytes - copy->hashed_bytes);
+        uint64_t room = KVT_COPY_CHUNK_BYTES - (copy->done_bytes - copy->hashed_bytes);
         uint64_t bytes = KVT_MIN(room, copy->run_bytes);
 
         memcpy(copy->payload + copy->done_bytes, copy->run, bytes);
@@ -155,7 +155,7 @@ static void copy_gather_hashed(struct client_copy *copy)
         copy->run_bytes -= bytes;
         if (bytes == room) {
             kvt_hash_stream_update(&copy->hash, copy->payload + copy->hashed_bytes,
-                                   HASH_CHUNK_BYTES);
+                                   KVT_COPY_CHUNK_BYTES);
             copy->hashed_bytes = copy->done_bytes;
         }
     }
@@ -209,14 +209,26 @@ static void view_assert(const struct kvt_client_view *view)
         KVT_ASSERT(view->engine_blocks[b] < layout->engine_blocks_count);
 }
 
-/* Payload bytes before the view's first piece. */
-static uint64_t view_offset_bytes(const struct kvt_client_view *view)
+static uint64_t pieces_bytes(const struct kvt_layout *layout, uint32_t first, uint32_t end)
 {
     uint64_t bytes = 0;
 
-    for (uint32_t p = 0; p < view->first_piece; p++)
-        bytes += view->layout->pieces[p].bytes;
-    return bytes * view->layout->engine_blocks_per_block;
+    if (first == 0 && end == layout->pieces_count)
+        return layout->payload_bytes;
+    for (uint32_t p = first; p < end; p++)
+        bytes += layout->pieces[p].bytes;
+    return bytes * layout->engine_blocks_per_block;
+}
+
+uint64_t kvt_client_view_bytes(const struct kvt_client_view *view)
+{
+    return pieces_bytes(view->layout, view->first_piece, view->end_piece);
+}
+
+/* Payload bytes before the view's first piece. */
+static uint64_t view_offset_bytes(const struct kvt_client_view *view)
+{
+    return pieces_bytes(view->layout, 0, view->first_piece);
 }
 
 int kvt_client_gather(const struct kvt_client_view *view, uint8_t *payload, uint64_t *ret_hash)
@@ -230,7 +242,7 @@ int kvt_client_gather(const struct kvt_client_view *view, uint8_t *payload, uint
     copy.view = view;
     copy.payload = payload + view_offset_bytes(view);
     copy.is_gather = true;
-    copy.is_hashed = ret_hash != NULL && view->layout->payload_bytes > HASH_CHUNK_BYTES;
+    copy.is_hashed = ret_hash != NULL && view->layout->payload_bytes > KVT_COPY_CHUNK_BYTES;
     copy.run = NULL;
     copy.run_bytes = copy.done_bytes = copy.hashed_bytes = 0;
     if (copy.is_hashed)

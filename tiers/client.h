@@ -76,6 +76,9 @@ struct kvt_client_view {
     uint32_t first_piece, end_piece; /* [first, end): all of them, or one group of layers */
 };
 
+/* Payload bytes that the view's pieces are. */
+uint64_t kvt_client_view_bytes(const struct kvt_client_view *view);
+
 /* Copies between a payload (from its first byte) and the pieces of @view, under the SIGBUS guard.
  * 0, or -EFAULT when the client's memory vanished. gather hashes while it copies if @ret_hash is
  * not NULL (XXH3-64 of the whole payload; only for a view of all pieces). Tier threads only. */
