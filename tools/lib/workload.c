@@ -93,10 +93,11 @@ void kvt_workload_tokens(const struct kvt_workload *workload, uint64_t request_i
     }
 }
 
-uint64_t kvt_workload_common_tokens(const struct kvt_workload *workload, uint64_t a_idx,
-                                    uint64_t b_idx)
+uint64_t kvt_workload_common_tokens(const struct kvt_workload *workload, uint64_t earlier_idx,
+                                    uint64_t later_idx)
 {
-    const struct kvt_request *a = &workload->requests[a_idx], *b = &workload->requests[b_idx];
+    const struct kvt_request *a = &workload->requests[earlier_idx];
+    const struct kvt_request *b = &workload->requests[later_idx];
     uint32_t ids_count = KVT_MIN(a->ids_count, b->ids_count), same = 0;
     uint64_t tokens;
 
@@ -105,7 +106,7 @@ uint64_t kvt_workload_common_tokens(const struct kvt_workload *workload, uint64_
     while (same < ids_count && workload->ids[a->ids_at + same] == workload->ids[b->ids_at + same])
         same++;
     tokens = (uint64_t)same * workload->id_tokens;
-    return KVT_MIN(tokens, (uint64_t)KVT_MIN(a->input_tokens, b->input_tokens));
+    return KVT_MIN(tokens, (uint64_t)b->input_tokens);
 }
 
 /* An open-addressing set of non-zero 64-bit hashes. */

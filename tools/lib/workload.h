@@ -39,10 +39,11 @@ KVT_MUST_USE int kvt_workload_add(struct kvt_workload *workload, const struct kv
 /* Tokens [first, first + count) of request @request_idx's prompt followed by its answer. */
 void kvt_workload_tokens(const struct kvt_workload *workload, uint64_t request_idx, uint64_t first,
                          uint64_t count, uint32_t *ret_tokens);
-/* How many tokens from the start two requests have in common, by their ids: what a cursor of one is
- * good for in the other. 0 when their tenants differ. */
-uint64_t kvt_workload_common_tokens(const struct kvt_workload *workload, uint64_t a_idx,
-                                    uint64_t b_idx);
+/* How many tokens from the start of request @later_idx's prompt are, by their ids, those of
+ * @earlier_idx's prompt and answer: a cursor of the earlier one up to there is good for the later
+ * one. 0 when their tenants differ. */
+uint64_t kvt_workload_common_tokens(const struct kvt_workload *workload, uint64_t earlier_idx,
+                                    uint64_t later_idx);
 
 /* What a cache without limit would give: each prompt matched whole against all before it, then
  * stored; whole blocks only. */
