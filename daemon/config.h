@@ -1,0 +1,115 @@
+/* The configuration: one struct of plain values, filled from defaults, then a YAML file, then
+ * `--set key=value`. One table (config_keys.c) says for each key its kind, default and bounds; the
+ * parser, the printer and the documentation's test all read that table.
+ *
+ * Strict: an unknown key, a key given twice, a number without unit are errors that name file, line
+ * and what would be right. Every problem is reported, not only the first. Nothing is read again
+ * after start. Init-only: main thread; afterwards the struct is read-only. */
+#pragma once
+
+#include "daemon/base/def.h"
+#include "daemon/base/log.h"
+
+#define KVT_CONFIG_TEXT_BYTES 256u
+#define KVT_CONFIG_FILE_BYTES_MAX (1u << 20)
+#define KVT_CONFIG_OVERHEAD_BYTES (64u << 20) /* code, threads, gRPC: beside pools and index */
+
+enum kvt_config_reply { KVT_CONFIG_REPLY_THREAD, KVT_CONFIG_REPLY_INLINE };
+enum kvt_config_l1 { KVT_CONFIG_L1_NONE, KVT_CONFIG_L1_HOST, KVT_CONFIG_L1_CUDA };
+enum kvt_config_pages { /* as enum kvt_host_pages */
+                        KVT_CONFIG_PAGES_AUTO,
+                        KVT_CONFIG_PAGES_HUGETLB,
+                        KVT_CONFIG_PAGES_THP,
+                        KVT_CONFIG_PAGES_PLAIN
+};
+enum kvt_config_lock { KVT_CONFIG_LOCK_REQUIRED, KVT_CONFIG_LOCK_TRY };
+enum kvt_config_verify {
+    KVT_CONFIG_VERIFY_ALWAYS,
+    KVT_CONFIG_VERIFY_ADOPTED,
+    KVT_CONFIG_VERIFY_OFF
+};
+enum kvt_config_write {
+    KVT_CONFIG_WRITE_BACK,
+    KVT_CONFIG_WRITE_THROUGH,
+    KVT_CONFIG_WRITE_SELECTIVE
+};
+
+/* Choices are uint32_t so that one table can fill them. */
+struct kvt_config {
+    struct {
+        char socket[KVT_CONFIG_TEXT_BYTES], admin_socket[KVT_CONFIG_TEXT_BYTES];
+        uint32_t socket_mode, admin_socket_mode;
+        uint32_t threads, connections_max, requests_max;
+        uint64_t deadline_max_ns;
+        uint32_t reply;
+    } server;
+    struct {
+        uint64_t memory_bytes;
+    } index;
+    struct {
+        uint32_t backend;
+        uint64_t bytes;
+    } l1;
+    struct {
+        uint64_t bytes;
+        uint32_t pages, lock, verify;
+        uint64_t slab_unit_bytes;
+    } l2;
+    struct {
+        char path[KVT_CONFIG_TEXT_BYTES];
+        uint64_t bytes;
+        uint64_t inflight_bytes;
+        uint32_t write;
+        uint64_t write_budget_bytes_per_s;
+        uint32_t selective_touches;
+        uint64_t retry_min_ns, retry_max_ns;
+    } l3;
+    struct {
+        uint64_t lease_default_ns, lease_max_ns, ticket_default_ns, ticket_max_ns;
+        uint32_t leases_per_session, tickets_per_session;
+        uint64_t leased_bytes_per_engine, reserved_bytes_per_engine;
+        uint32_t namespaces, roots;
+    } limits;
+    struct {
+        uint64_t deadline_ns;
+        bool is_drain;
+    } stop;
+    struct {
+        uint32_t level;
+    } log;
+};
+
+/* Called once a problem, with one line without an end of line: "kvtierd.yaml:12: tiers.l2.bytes:
+ * "4G" has no unit or an unknown one (units: B, KiB, MiB, GiB, TiB)". */
+struct kvt_config_report {
+    void (*problem)(void *ctx, const char *line);
+    void *ctx;
+};
+
+/* Defaults. */
+void kvt_config_init(struct kvt_config *ret_config);
+/* 0; -EINVAL and every problem was reported; or -errno of reading (reported too). */
+KVT_MUST_USE int kvt_config_load(struct kvt_config *config, const char *path,
+                                 const struct kvt_config_report *report);
+/* @assignment is "tiers.l2.bytes=4GiB". 0, or -EINVAL (reported). */
+KVT_MUST_USE int kvt_config_set(struct kvt_config *config, const char *assignment,
+                                const struct kvt_config_report *report);
+
+/* What the machine has; read once, passed in, so that the checks are a pure function. */
+struct kvt_config_facts {
+    uint64_t memory_bytes;           /* of the machine, or the cgroup's limit where it is lower */
+    uint64_t memory_available_bytes; /* what can be had now without swapping */
+    const char *memory_bound; /* which of them bounds: "MemAvailable", "the cgroup's limit" */
+    uint64_t disk_free_bytes; /* of L3's file system, the file that is there counted as free */
+    bool is_disk_known;
+};
+void kvt_config_facts_read(const struct kvt_config *config, struct kvt_config_facts *ret_facts);
+/* Relations between values, and with the machine. 0, or -EINVAL (each one reported). */
+KVT_MUST_USE int kvt_config_check(const struct kvt_config *config,
+                                  const struct kvt_config_facts *facts,
+                                  const struct kvt_config_report *report);
+
+/* All keys with their values as YAML that load gives back. */
+void kvt_config_print(const struct kvt_config *config, int fd);
+/* The same keys with kind, default and bounds, one a line, for documentation. */
+void kvt_config_print_keys(int fd);

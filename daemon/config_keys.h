@@ -1,0 +1,37 @@
+/* The table of configuration keys: private to daemon/config*.c. Rows of one section are neighbours,
+ * sections are in the order in which they are printed. Pure data. */
+#pragma once
+
+#include "daemon/config.h"
+
+enum kvt_config_kind {
+    KVT_CONFIG_TEXT,         /* char [KVT_CONFIG_TEXT_BYTES] */
+    KVT_CONFIG_SIZE,         /* uint64_t, "4GiB" */
+    KVT_CONFIG_SIZE_OF_RAM,  /* uint64_t, "4GiB" or "10%" of memory */
+    KVT_CONFIG_SIZE_OF_DISK, /* uint64_t, "4GiB" or "10%" of the file system of tiers.l3.path */
+    KVT_CONFIG_DURATION,     /* uint64_t ns, "250ms" */
+    KVT_CONFIG_COUNT,        /* uint32_t */
+    KVT_CONFIG_MODE,         /* uint32_t, octal: "0660" */
+    KVT_CONFIG_CHOICE,       /* uint32_t, index into choices */
+    KVT_CONFIG_BOOL,         /* bool, "true" or "false" */
+};
+
+#define KVT_CONFIG_CHOICES_MAX 5u
+
+struct kvt_config_key {
+    const char *path; /* "tiers.l2.bytes" */
+    enum kvt_config_kind kind;
+    size_t offset; /* into struct kvt_config */
+    const char *standard;
+    uint64_t min, max;    /* of SIZE*, DURATION (ns), COUNT, MODE */
+    bool is_zero_allowed; /* 0 means "off" or "chosen by the daemon" although min is above it */
+    const char *choices[KVT_CONFIG_CHOICES_MAX]; /* NULL-terminated when fewer */
+};
+
+extern const struct kvt_config_key kvt_config_keys[];
+extern const uint32_t kvt_config_keys_count;
+
+/* Memory that the machine or the cgroup allows, and the size of the file system that holds @path
+ * (of its directory, when it does not exist); 0 when unknown. */
+uint64_t kvt_config_ram_bytes(void);
+uint64_t kvt_config_disk_bytes(const char *path);
