@@ -38,6 +38,11 @@ static int decode_open_namespace(struct kvt_op *op, const uint8_t *at, size_t by
 
     KVT_CODEC_TRY(
         kvt_codec_unpack(op, &kvtier__v1__open_namespace_request__descriptor, at, bytes, &in));
+    if (in->fingerprint.len > 0) {
+        req->is_by_fingerprint = true;
+        return kvt_codec_take_fixed(op, &in->fingerprint, "fingerprint", KVT_FINGERPRINT_BYTES,
+                                    req->fingerprint);
+    }
     KVT_CODEC_TRY(
         kvt_codec_take_count(op, in->block_tokens, "block_tokens", 1, KVT_BLOCK_TOKENS_MAX));
     KVT_CODEC_TRY(kvt_codec_take_count(op, in->ranks, "ranks", 1, KVT_RANKS_MAX));

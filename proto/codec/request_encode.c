@@ -13,6 +13,10 @@ static ProtobufCMessage *encode_open_namespace(struct kvt_op *op)
     if (out == NULL)
         return NULL;
     kvtier__v1__open_namespace_request__init(out);
+    if (req->is_by_fingerprint) {
+        out->fingerprint = kvt_codec_put_bytes(req->fingerprint, KVT_FINGERPRINT_BYTES);
+        return &out->base;
+    }
     out->block_tokens = req->block_tokens;
     out->ranks = req->ranks;
     out->components = kvt_arena_array(op->arena, req->components_count, sizeof(*out->components));
