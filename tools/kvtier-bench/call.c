@@ -1,0 +1,116 @@
+/* Calls of a worker: time, errors and what an error means for the process. An error of one call is
+ * an answer like a miss; only a daemon that is gone ends the engine. */
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "daemon/base/clock.h"
+#include "tools/kvtier-bench/engine.h"
+
+void bench_give_up(struct bench_engine *engine, int exit_status, const char *why)
+{
+    if (atomic_exchange(&engine->is_stopping, true))
+        return;
+    (void)snprintf(engine->shared->failed[engine->engine_idx],
+                   sizeof(engine->shared->failed[engine->engine_idx]), "%s", why);
+    atomic_store(&engine->exit_status, exit_status);
+}
+
+void bench_call_begin(struct bench_worker *worker, enum kvt_op_kind kind)
+{
+    kvt_arena_reset(&worker->arena);
+    memset(&worker->op, 0, sizeof(worker->op));
+    worker->op.kind = kind;
+    worker->op.arena = &worker->arena;
+}
+
+static void note_error(struct bench_worker *worker)
+{
+    const struct kvt_op *op = &worker->op;
+    bool is_gone = op->code == KVT_CODE_UNAVAILABLE ||
+                   (op->code == KVT_CODE_FAILED_PRECONDITION && op->kind != KVT_OP_LOOKUP &&
+                    op->kind != KVT_OP_RESERVE);
+    char why[256];
+
+    worker->stats.errors[op->kind][KVT_MIN((uint32_t)op->code, KVT_BENCH_CODES - 1)]++;
+    (void)snprintf(why, sizeof(why), "%s: %.200s", kvt_op_kind_text(op->kind), op->message);
+    if (is_gone)
+        bench_give_up(worker->engine, KVT_BENCH_EXIT_AGAIN, why);
+    else if (op->code == KVT_CODE_INVALID_ARGUMENT || op->code == KVT_CODE_INTERNAL ||
+             op->code == KVT_CODE_PERMISSION_DENIED || op->code == KVT_CODE_UNIMPLEMENTED)
+        bench_give_up(worker->engine, 1, why); /* never right, whatever the cache does */
+}
+
+enum kvt_code bench_call(struct bench_worker *worker, enum kvt_bench_call which)
+{
+    uint64_t began_ns = kvt_clock_mono_ns();
+
+    worker->op.deadline_ns = began_ns + worker->engine->options->deadline_ns;
+    kvt_client_call(worker->engine->client, &worker->op);
+    if (which < KVT_BENCH_CALLS)
+        kvt_histogram_add(&worker->stats.calls[which], kvt_clock_mono_ns() - began_ns);
+    if (worker->op.code != KVT_CODE_OK)
+        note_error(worker);
+    return worker->op.code;
+}
+
+bool bench_call_quiesce(struct bench_worker *worker, uint32_t rank, uint64_t op_id)
+{
+    worker->stats.quiesced_later++;
+    for (int i = 0; i < 10 && !atomic_load(&worker->engine->is_stopping); i++) {
+        bench_call_begin(worker, KVT_OP_QUIESCE);
+        worker->op.req.quiesce.session = worker->engine->rank_handles[rank];
+        worker->op.req.quiesce.op_id = op_id;
+        if (bench_call(worker, KVT_BENCH_CALLS) == KVT_CODE_OK)
+            return true;
+    }
+    return false;
+}
+
+static void *canceller_main(void *arg)
+{
+    struct bench_worker *worker = arg;
+
+    (void)pthread_mutex_lock(&worker->cancel_lock);
+    while (!worker->is_cancel_over) {
+        struct timespec at = {.tv_sec = (time_t)(worker->cancel_at_ns / KVT_NS_PER_S),
+                              .tv_nsec = (long)(worker->cancel_at_ns % KVT_NS_PER_S)};
+
+        if (!worker->is_cancel_armed) {
+            (void)pthread_cond_wait(&worker->cancel_changed, &worker->cancel_lock);
+        } else if (kvt_clock_mono_ns() < worker->cancel_at_ns) {
+            (void)pthread_cond_clockwait(&worker->cancel_changed, &worker->cancel_lock,
+                                         CLOCK_MONOTONIC, &at);
+        } else {
+            /* The lock keeps the worker from ending the call's op under our hands. */
+            kvt_client_cancel(worker->engine->client, &worker->op);
+            worker->is_cancel_armed = false;
+        }
+    }
+    (void)pthread_mutex_unlock(&worker->cancel_lock);
+    return NULL;
+}
+
+int bench_canceller_start(struct bench_worker *worker)
+{
+    int r = pthread_mutex_init(&worker->cancel_lock, NULL);
+
+    if (r == 0)
+        r = pthread_cond_init(&worker->cancel_changed, NULL);
+    if (r == 0)
+        r = pthread_create(&worker->canceller, NULL, canceller_main, worker);
+    worker->has_canceller = r == 0;
+    return -r;
+}
+
+void bench_canceller_stop(struct bench_worker *worker)
+{
+    if (!worker->has_canceller)
+        return;
+    (void)pthread_mutex_lock(&worker->cancel_lock);
+    worker->is_cancel_over = true;
+    (void)pthread_cond_signal(&worker->cancel_changed);
+    (void)pthread_mutex_unlock(&worker->cancel_lock);
+    (void)pthread_join(worker->canceller, NULL);
+    worker->has_canceller = false;
+}

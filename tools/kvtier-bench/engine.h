@@ -1,0 +1,82 @@
+/* Inside one engine process: the attachment to the daemon that its worker threads share, and what
+ * each worker owns alone. Only for engine.c, worker.c and request.c. */
+#pragma once
+
+#include "proto/client/client.h"
+#include "tools/kvtier-bench/bench.h"
+#include "tools/kvtier-bench/pool.h"
+
+#define BENCH_CURSORS 1024u /* of conversations, a worker */
+
+struct bench_engine {
+    const struct kvt_bench_options *options;
+    const struct kvt_model *model;
+    const struct kvt_workload *workload;
+    struct kvt_bench_shared *shared;
+    uint32_t engine_idx;
+    struct kvt_client *client;
+    struct kvt_session *scheduler, *rank_sessions[KVT_RANKS_MAX];
+    struct kvt_handle scheduler_handle, rank_handles[KVT_RANKS_MAX];
+    uint8_t fingerprint[KVT_FINGERPRINT_BYTES];
+    struct kvt_bench_pool pool;
+    uint64_t blocks_max;     /* of one request */
+    atomic_bool is_stopping; /* a worker gave up */
+    _Atomic int exit_status;
+};
+
+struct bench_cursor { /* where the last turn of a conversation ended in the tree */
+    uint32_t session;
+    uint64_t request_idx, tokens_count;
+    struct kvt_handle cursor;
+};
+
+enum bench_block { /* of the request in hand, by component and block */
+                   BENCH_BLOCK_NONE = 0,
+                   BENCH_BLOCK_HELD,    /* engine blocks taken, bytes not there (yet) */
+                   BENCH_BLOCK_RIGHT,   /* the oracle's bytes are in it, on every rank */
+                   BENCH_BLOCK_MISSING, /* RIGHT, and the ticket wants it */
+};
+
+struct bench_worker {
+    struct bench_engine *engine;
+    uint32_t worker_idx;
+    struct kvt_bench_stats stats; /* all that was counted, and the request in hand */
+    struct kvt_op op;
+    struct kvt_arena arena;
+    uint64_t op_seq, promotes;
+    struct bench_cursor *cursors;
+
+    /* The request in hand. */
+    uint64_t request_idx;
+    const struct kvt_request *request;
+    uint64_t prompt_tokens, stored_tokens, blocks; /* stored_tokens: whole blocks */
+    char salt[32];
+    uint32_t *tokens;
+    uint64_t *chains;
+    uint8_t *states[KVT_COMPONENTS_MAX];
+    uint64_t *ids[KVT_COMPONENTS_MAX]; /* engine_blocks_per_block a block */
+    uint64_t *move_idx[KVT_COMPONENTS_MAX], *move_ids[KVT_COMPONENTS_MAX];
+    struct kvt_handle cursor, lease, ticket;
+    uint64_t cursor_tokens, boundary_tokens, usable_tokens, branch_tokens;
+
+    /* Cancels a call of this worker from its own thread, some time after it began. */
+    pthread_t canceller;
+    pthread_mutex_t cancel_lock; /* covers the rest */
+    pthread_cond_t cancel_changed;
+    bool is_cancel_armed, is_cancel_over, has_canceller;
+    uint64_t cancel_at_ns;
+};
+
+/* request.c: everything from lookup to release. false: this engine cannot go on. */
+bool bench_request_run(struct bench_worker *worker, uint64_t request_idx);
+
+/* call.c: one call and its accounts. The op was begun with bench_call_begin. */
+void bench_call_begin(struct bench_worker *worker, enum kvt_op_kind kind);
+enum kvt_code bench_call(struct bench_worker *worker, enum kvt_bench_call which);
+/* Waits until the daemon does not touch the client memory of @op_id any more: true. false: it could
+ * not be had, the blocks must never be used again. */
+bool bench_call_quiesce(struct bench_worker *worker, uint32_t rank, uint64_t op_id);
+/* The daemon is gone or another one is there: this process ends, the parent starts a new one. */
+void bench_give_up(struct bench_engine *engine, int exit_status, const char *why);
+int bench_canceller_start(struct bench_worker *worker);
+void bench_canceller_stop(struct bench_worker *worker);

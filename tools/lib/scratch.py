@@ -1,0 +1,165 @@
+"""A private daemon in a scratch directory, for scripts: started with small tiers, stopped and
+removed whatever happens. Used by tools/soak and tools/lib/quickstart.py."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+START_SECONDS_MAX = 30
+STOP_SECONDS_MAX = 60
+SOCKET_BYTES_MAX = 100  # sun_path has 108
+
+
+class Broken(Exception):
+    """Something that ends the script, with text for people."""
+
+
+def mib(size):
+    return f"{size / (1 << 20):.1f} MiB"
+
+
+class ScratchDaemon:
+    """with ScratchDaemon(build, l1=.., l2=.., l3=..) as daemon: ... daemon.socket ...
+
+    Sockets lie in a short temporary directory; the file of L3 lies below @disk, which has to be a
+    file system with O_DIRECT (a tmpfs is none)."""
+
+    def __init__(self, build, l1, l2, l3, disk=None, index="128MiB", settings=()):
+        self.program = os.path.join(build, "daemon", "kvtierd")
+        self.sizes = (l1, l2, l3)
+        self.disk_parent = disk or build
+        self.settings = [f"index.memory={index}", *settings]
+        self.directory = self.disk = self.process = self.log = None
+
+    def __enter__(self):
+        try:
+            self.directory = tempfile.mkdtemp(prefix="kvtier-")
+            self.disk = tempfile.mkdtemp(prefix="scratch-", dir=self.disk_parent)
+            self.start()
+        except BaseException:
+            self.clean_up()
+            raise
+        return self
+
+    def __exit__(self, kind, value, trace):
+        try:
+            if kind is None:
+                self.stop()
+        finally:
+            self.clean_up()
+
+    @property
+    def socket(self):
+        return os.path.join(self.directory, "kvtierd.sock")
+
+    @property
+    def admin_socket(self):
+        return os.path.join(self.directory, "admin.sock")
+
+    @property
+    def log_path(self):
+        return os.path.join(self.directory, "log")
+
+    def start(self):
+        if len(self.admin_socket) > SOCKET_BYTES_MAX:
+            raise Broken(f"{self.directory} is too long for a socket's path: set TMPDIR")
+        l1, l2, l3 = self.sizes
+        settings = [
+            f"server.socket={self.socket}", f"server.admin_socket={self.admin_socket}",
+            f"tiers.l1.backend=host", f"tiers.l1.bytes={l1}B",
+            f"tiers.l2.bytes={l2}B", f"tiers.l2.pages=plain",
+            f"tiers.l3.path={os.path.join(self.disk, 'l3')}", f"tiers.l3.bytes={l3}B",
+            *self.settings]
+        command = [self.program]
+        for setting in settings:
+            command += ["--set", setting]
+        self.log = open(self.log_path, "w+b")
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log,
+                                        stderr=self.log)
+        until = time.monotonic() + START_SECONDS_MAX
+        while not os.path.exists(self.socket):
+            if self.process.poll() is not None:
+                raise Broken(f"kvtierd ended with status {self.process.returncode}:\n"
+                             f"{self.log_tail()}")
+            if time.monotonic() > until:
+                raise Broken(f"kvtierd did not come up in {START_SECONDS_MAX} s:\n"
+                             f"{self.log_tail()}")
+            time.sleep(0.02)
+
+    def log_tail(self, lines=20):
+        with open(self.log_path, errors="replace") as log:
+            return "".join(log.readlines()[-lines:])
+
+    def check_alive(self):
+        if self.process.poll() is not None:
+            raise Broken(f"kvtierd ended by itself with status {self.process.returncode}:\n"
+                         f"{self.log_tail()}")
+
+    def rss_bytes(self):
+        """Resident memory now, and at most so far."""
+        values = {}
+        with open(f"/proc/{self.process.pid}/status") as status:
+            for line in status:
+                name, _, rest = line.partition(":")
+                if name in ("VmRSS", "VmHWM"):
+                    values[name] = int(rest.split()[0]) * 1024
+        return values["VmRSS"], values["VmHWM"]
+
+    def stop(self):
+        self.check_alive()
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            status = self.process.wait(STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            raise Broken(f"kvtierd did not stop in {STOP_SECONDS_MAX} s:\n{self.log_tail()}")
+        if status != 0:
+            raise Broken(f"kvtierd stopped with status {status}:\n{self.log_tail()}")
+
+    def clean_up(self):
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        if self.log is not None:
+            self.log.close()
+        for directory in (self.directory, self.disk):
+            if directory is not None:
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def bench_program(build):
+    return os.path.join(build, "tools", "kvtier-bench", "kvtier-bench")
+
+
+def bench_info(build, arguments):
+    """What a workload holds: `kvtier-bench info --json`."""
+    command = [bench_program(build), "info", "--json", *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    if done.returncode != 0:
+        raise Broken(f"kvtier-bench info failed with status {done.returncode}")
+    return json.loads(done.stdout)
+
+
+def bench_run(build, arguments):
+    """Runs the bench with --json: (exit status, its numbers)."""
+    command = [bench_program(build), *arguments, "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    if not done.stdout.strip():
+        raise Broken(f"kvtier-bench failed with status {done.returncode}")
+    return done.returncode, json.loads(done.stdout)
+
+
+def run_script(main):
+    """The exit status of a script: of @main, or 1 with text when it is Broken."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that scratch is removed
+    try:
+        return main()
+    except Broken as broken:
+        print(f"{os.path.basename(sys.argv[0])}: {broken}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
