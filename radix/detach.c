@@ -216,7 +216,8 @@ static bool node_reap(struct kvt_radix *radix, struct node *node, uint32_t from,
             *mask = 0;
             node_handles(radix, node, c)[pos] = KVT_RADIX_HANDLE_NONE;
         }
-        radix->leases -= block_at(radix, node_ids(radix, node)[pos])->leases;
+        if (node_ids(radix, node)[pos] != 0)
+            radix->leases -= block_at(radix, node_ids(radix, node)[pos])->leases;
         node_truncate(radix, node, pos);
     }
     return true;

@@ -54,7 +54,6 @@ static void pick_unreachable(struct pick *pick, struct node *node, uint32_t from
 
     if (node->mark == pick->radix->mark)
         return;
-    node->mark = pick->radix->mark;
     for (uint32_t ref = node->places; ref != 0; ref = place_at(pick->radix, ref)->sibling) {
         const struct place *place = place_at(pick->radix, ref);
         const uint8_t *masks = node_masks(pick->radix, node, place->component);
@@ -65,8 +64,10 @@ static void pick_unreachable(struct pick *pick, struct node *node, uint32_t from
         for (uint32_t pos = KVT_MAX(from, leased); pos < node->cut; pos++) {
             if (pick->count == pick->max)
                 return;
-            if ((masks[pos] & bit) && !(masks[pos] >> KVT_RADIX_BIT_HOLD & 1))
-                pick_cell(pick, node, pos, place->component);
+            if (!(masks[pos] & bit) || (masks[pos] >> KVT_RADIX_BIT_HOLD & 1))
+                continue;
+            pick_cell(pick, node, pos, place->component);
+            node->mark = pick->radix->mark; /* not a second time in this answer */
         }
     }
 }

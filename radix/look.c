@@ -1,13 +1,24 @@
 /* Counters and the dump for people. Engine thread only. */
 #include "radix/internal.h"
 
+static uint64_t blocks_from(const struct kvt_radix *radix, const struct node *node, uint32_t from)
+{
+    uint64_t count = 0;
+
+    for (uint32_t pos = from; pos < node->count; pos++)
+        count += node_ids(radix, node)[pos] != 0;
+    return count;
+}
+
 /* Blocks of a detached part: all of a subtree, or what hangs at a cut. */
 static uint64_t detached_count(const struct kvt_radix *radix, const struct node *top)
 {
     const bool is_all = top->flags & NODE_DETACHED;
     const struct node *node = top;
-    uint64_t count = is_all ? top->count : (uint64_t)top->count - top->cut;
+    uint64_t count = 0;
 
+    if (!(top->flags & NODE_ROOT))
+        count = blocks_from(radix, top, is_all ? 0 : top->cut);
     for (;;) {
         uint32_t next = node->dead_child;
 
@@ -26,7 +37,7 @@ static uint64_t detached_count(const struct kvt_radix *radix, const struct node 
         if (next == 0)
             return count;
         node = node_at(radix, next);
-        count += node->count;
+        count += blocks_from(radix, node, 0);
     }
 }
 

@@ -268,10 +268,11 @@ int kvt_radix_lookup(struct kvt_radix *radix, const struct kvt_radix_lookup *loo
         return r;
     *ret_match = (struct kvt_radix_match){0};
     if (walk.node == NULL || walk.node->flags & NODE_ROOT) {
-        for (uint32_t c = 0; c < KVT_COMPONENTS_MAX; c++)
-            ret_match->components[c].why = walk.prefix_blocks > 0 && lookup->limit_tokens > 0
-                                               ? KVT_RADIX_WHY_NO_PATH
-                                               : KVT_RADIX_WHY_NONE;
+        for (uint32_t c = 0; c < KVT_COMPONENTS_MAX && walk.prefix_blocks > 0; c++)
+            ret_match->components[c].why =
+                lookup->limit_tokens >= radix->namespaces[lookup->prefix.ns.idx].block_tokens
+                    ? KVT_RADIX_WHY_NO_PATH
+                    : KVT_RADIX_WHY_NONE;
         return 0;
     }
     match.ns = ns_of(radix, walk.node);

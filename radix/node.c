@@ -102,6 +102,8 @@ static void blocks_renumber(const struct kvt_radix *radix, struct node *node)
     for (uint32_t pos = 0; pos < node->count; pos++) {
         struct block *block = block_at(radix, ids[pos]);
 
+        if (ids[pos] == 0)
+            continue;
         block->node = ref;
         block->pos = pos;
     }
@@ -214,23 +216,39 @@ bool node_append(struct kvt_radix *radix, struct node *node, uint32_t blocks,
     return true;
 }
 
-void node_truncate(struct kvt_radix *radix, struct node *node, uint32_t from)
+/* Gives the record of block @pos back; its handle is stale from now on. */
+static void block_retire(struct kvt_radix *radix, struct node *node, uint32_t pos)
 {
     struct ns *ns = ns_of(radix, node);
-    const uint32_t *ids = node_ids(radix, node);
-    uint32_t blocks = node->count - from;
+    uint32_t *id = &node_ids(radix, node)[pos];
 
+    if (*id == 0)
+        return;
+    for (uint32_t c = 0; c < ns->components_count; c++)
+        KVT_ASSERT(node_masks(radix, node, c)[pos] == 0);
+    pool_give(&radix->pool, block_at(radix, *id));
+    *id = 0;
+    ns->blocks--;
+    radix->blocks--;
+    radix->tokens_bytes -= ns->block_tokens * sizeof(uint32_t);
+}
+
+void node_truncate(struct kvt_radix *radix, struct node *node, uint32_t from)
+{
     KVT_ASSERT(from <= node->count);
-    for (uint32_t pos = from; pos < node->count; pos++) {
-        for (uint32_t c = 0; c < ns->components_count; c++)
-            KVT_ASSERT(node_masks(radix, node, c)[pos] == 0);
-        pool_give(&radix->pool, block_at(radix, ids[pos]));
-    }
+    for (uint32_t pos = from; pos < node->count; pos++)
+        block_retire(radix, node, pos);
     node->count = (uint8_t)from;
     node->cut = KVT_MIN(node->cut, node->count);
-    ns->blocks -= blocks;
-    radix->blocks -= blocks;
-    radix->tokens_bytes -= (uint64_t)blocks * ns->block_tokens * sizeof(uint32_t);
+}
+
+/* Live blocks from @from on die in a node whose tail waits for the reaper: their room goes with
+ * that tail. */
+static void node_lower_cut(struct kvt_radix *radix, struct node *node, uint32_t from)
+{
+    for (uint32_t pos = from; pos < node->cut; pos++)
+        block_retire(radix, node, pos);
+    node->cut = (uint8_t)from;
 }
 
 void node_summarise(struct kvt_radix *radix, struct node *node)
@@ -539,7 +557,7 @@ void node_trim(struct kvt_radix *radix, struct node *node)
             if (node->cut == node->count)
                 node_truncate(radix, node, keep);
             else
-                node->cut = (uint8_t)keep; /* they go with the tail that waits for the reaper */
+                node_lower_cut(radix, node, keep);
             if (keep > 0)
                 node_summarise(radix, node);
         }

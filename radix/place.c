@@ -257,6 +257,7 @@ void place_below_sub(struct kvt_radix *radix, struct node *node, uint32_t compon
         if (--place->below > 0)
             return;
         if (place->count > 0) {
+            place->flags &= (uint8_t)~PLACE_PARKED; /* why it was may be long past */
             place_settle(radix, place, newer);
             return;
         }
