@@ -115,7 +115,7 @@ uint32_t kvt_worker_reap(struct kvt_tier *tier, struct kvt_xfer *ret_xfers[], ui
     return count;
 }
 
-static void queue_push(struct kvt_worker_queue *queue, struct kvt_xfer *xfer)
+void kvt_worker_queue_push(struct kvt_worker_queue *queue, struct kvt_xfer *xfer)
 {
     xfer->next = NULL;
     if (queue->head == NULL)
@@ -125,7 +125,7 @@ static void queue_push(struct kvt_worker_queue *queue, struct kvt_xfer *xfer)
     queue->tail = xfer;
 }
 
-static struct kvt_xfer *queue_pop(struct kvt_worker_queue *queue)
+struct kvt_xfer *kvt_worker_queue_pop(struct kvt_worker_queue *queue)
 {
     struct kvt_xfer *xfer = queue->head;
 
@@ -139,8 +139,8 @@ void kvt_worker_collect(struct kvt_worker *worker)
     struct kvt_xfer *xfer;
 
     while ((xfer = kvt_ring_take(&worker->submissions)) != NULL)
-        queue_push(xfer->flags & KVT_XFER_BACKGROUND ? &worker->background : &worker->foreground,
-                   xfer);
+        kvt_worker_queue_push(
+            xfer->flags & KVT_XFER_BACKGROUND ? &worker->background : &worker->foreground, xfer);
 }
 
 static bool is_background_next(const struct kvt_worker *worker)
@@ -149,21 +149,16 @@ static bool is_background_next(const struct kvt_worker *worker)
            (worker->foreground.head == NULL || worker->foreground_row >= KVT_WORKER_FOREGROUND_ROW);
 }
 
-struct kvt_xfer *kvt_worker_peek(const struct kvt_worker *worker)
-{
-    return is_background_next(worker) ? worker->background.head : worker->foreground.head;
-}
-
 struct kvt_xfer *kvt_worker_next(struct kvt_worker *worker)
 {
     if (is_background_next(worker)) {
         worker->foreground_row = 0;
-        return queue_pop(&worker->background);
+        return kvt_worker_queue_pop(&worker->background);
     }
     if (worker->foreground.head == NULL)
         return NULL;
     worker->foreground_row++;
-    return queue_pop(&worker->foreground);
+    return kvt_worker_queue_pop(&worker->foreground);
 }
 
 bool kvt_worker_is_late(const struct kvt_xfer *xfer, uint64_t now_ns)

@@ -53,11 +53,13 @@ int kvt_worker_submit(struct kvt_tier *tier, struct kvt_xfer *const xfers[], uin
                       uint32_t *ret_taken);
 uint32_t kvt_worker_reap(struct kvt_tier *tier, struct kvt_xfer *ret_xfers[], uint32_t max);
 
+void kvt_worker_queue_push(struct kvt_worker_queue *queue, struct kvt_xfer *xfer);
+struct kvt_xfer *kvt_worker_queue_pop(struct kvt_worker_queue *queue); /* not empty */
+
 /* Moves what was submitted to the lists. */
 void kvt_worker_collect(struct kvt_worker *worker);
-/* The next transfer to start, NULL when there is none. peek does not take it. */
+/* The next transfer to start, NULL when there is none. */
 struct kvt_xfer *kvt_worker_next(struct kvt_worker *worker);
-struct kvt_xfer *kvt_worker_peek(const struct kvt_worker *worker);
 /* True when the transfer's deadline passed: then it is to be finished as KVT_XFER_LATE. */
 bool kvt_worker_is_late(const struct kvt_xfer *xfer, uint64_t now_ns);
 /* Counts the transfer, gives it back. The engine is woken by kvt_worker_notify. */

@@ -1,0 +1,214 @@
+#include "tests/common/disk_shim.h"
+
+#include <fcntl.h>
+#include <string.h>
+
+#include "daemon/base/clock.h"
+
+static int shim_open(void *ctx, const char *path, int flags, mode_t mode)
+{
+    struct disk_shim *shim = ctx;
+
+    if (shim->open_result < 0)
+        return shim->open_result;
+    if ((flags & O_DIRECT) && shim->direct_result < 0)
+        return shim->direct_result;
+    return kvt_disk_io_real.open(NULL, path, flags, mode);
+}
+
+static int shim_file_info(void *ctx, int fd, struct kvt_disk_file_info *ret_info)
+{
+    struct disk_shim *shim = ctx;
+
+    return shim->file_info_result < 0 ? shim->file_info_result
+                                      : kvt_disk_io_real.file_info(NULL, fd, ret_info);
+}
+
+static int shim_fallocate(void *ctx, int fd, uint64_t bytes)
+{
+    struct disk_shim *shim = ctx;
+
+    return shim->fallocate_result < 0 ? shim->fallocate_result
+                                      : kvt_disk_io_real.fallocate(NULL, fd, bytes);
+}
+
+static int shim_truncate(void *ctx, int fd, uint64_t bytes)
+{
+    struct disk_shim *shim = ctx;
+
+    return shim->truncate_result < 0 ? shim->truncate_result
+                                     : kvt_disk_io_real.truncate(NULL, fd, bytes);
+}
+
+static int64_t shim_pread(void *ctx, int fd, void *buffer, uint32_t bytes, uint64_t offset_bytes)
+{
+    struct disk_shim *shim = ctx;
+    int result = atomic_load(&shim->read_result);
+
+    return result < 0 ? result : kvt_disk_io_real.pread(NULL, fd, buffer, bytes, offset_bytes);
+}
+
+static int64_t shim_pwrite(void *ctx, int fd, const void *buffer, uint32_t bytes,
+                           uint64_t offset_bytes)
+{
+    struct disk_shim *shim = ctx;
+    int result = atomic_load(&shim->write_result);
+
+    if (shim->pwrite_result < 0)
+        return shim->pwrite_result;
+    return result < 0 ? result : kvt_disk_io_real.pwrite(NULL, fd, buffer, bytes, offset_bytes);
+}
+
+static int shim_fdatasync(void *ctx, int fd)
+{
+    struct disk_shim *shim = ctx;
+    int result = atomic_load(&shim->flush_result);
+
+    return result < 0 ? result : kvt_disk_io_real.fdatasync(NULL, fd);
+}
+
+static int shim_ring_open(void *ctx, struct kvt_disk_ring **ret_ring, int fd, uint32_t entries)
+{
+    struct disk_shim *shim = ctx;
+
+    return shim->ring_result < 0 ? shim->ring_result
+                                 : kvt_disk_io_real.ring_open(NULL, ret_ring, fd, entries);
+}
+
+static void shim_ring_close(void *ctx, struct kvt_disk_ring *ring)
+{
+    (void)ctx;
+    kvt_disk_io_real.ring_close(NULL, ring);
+}
+
+static int shim_register_file(void *ctx, struct kvt_disk_ring *ring)
+{
+    struct disk_shim *shim = ctx;
+
+    return shim->register_file_result < 0 ? shim->register_file_result
+                                          : kvt_disk_io_real.ring_register_file(NULL, ring);
+}
+
+static int shim_register_buffers(void *ctx, struct kvt_disk_ring *ring,
+                                 const struct kvt_disk_buffer *buffers, uint32_t count)
+{
+    struct disk_shim *shim = ctx;
+
+    return shim->register_buffers_result < 0
+               ? shim->register_buffers_result
+               : kvt_disk_io_real.ring_register_buffers(NULL, ring, buffers, count);
+}
+
+static int shim_submit(void *ctx, struct kvt_disk_ring *ring, const struct kvt_disk_sqe *sqes,
+                       uint32_t count)
+{
+    struct disk_shim *shim = ctx;
+    int result = atomic_load(&shim->submit_result), taken;
+
+    if (result < 0 && atomic_load(&shim->submit_failures) > 0) {
+        atomic_fetch_sub(&shim->submit_failures, 1);
+        return result;
+    }
+    taken = kvt_disk_io_real.ring_submit(NULL, ring, sqes, count);
+    for (int i = 0; i < taken; i++) {
+        uint64_t idx = sqes[i].user_data & UINT32_MAX;
+
+        if (sqes[i].op == KVT_DISK_OP_POLL || idx >= 64)
+            continue;
+        atomic_fetch_add(&shim->requests[sqes[i].op], 1);
+        shim->op_by_flight[idx] = (uint64_t)sqes[i].op;
+    }
+    return taken;
+}
+
+/* What the test wants done to one completion. */
+static void shim_distort(struct disk_shim *shim, struct kvt_disk_cqe *cqe)
+{
+    uint64_t idx = cqe->user_data & UINT32_MAX;
+    unsigned int every = atomic_load(&shim->fail_every);
+    int result = 0, less = atomic_load(&shim->short_bytes);
+
+    if (idx >= 64)
+        return;
+    atomic_fetch_add(&shim->completions, 1);
+    if (every > 1 && ++shim->counted % every != 0)
+        return;
+    if (shim->op_by_flight[idx] == KVT_DISK_OP_READ)
+        result = atomic_load(&shim->read_result);
+    else if (shim->op_by_flight[idx] == KVT_DISK_OP_WRITE)
+        result = atomic_load(&shim->write_result);
+    else
+        result = atomic_load(&shim->flush_result);
+    if (result < 0)
+        cqe->result = result;
+    else if (less > 0 && cqe->result >= less && shim->op_by_flight[idx] != KVT_DISK_OP_FLUSH) {
+        cqe->result -= less;
+        if (atomic_load(&shim->is_short_once))
+            atomic_store(&shim->short_bytes, 0);
+    }
+}
+
+static uint32_t shim_reap(void *ctx, struct kvt_disk_ring *ring, struct kvt_disk_cqe *ret_cqes,
+                          uint32_t max)
+{
+    struct disk_shim *shim = ctx;
+    uint32_t room = SHIM_HELD_MAX - shim->held_count, count = 0;
+    struct kvt_disk_cqe cqes[32];
+    uint32_t got = kvt_disk_io_real.ring_reap(NULL, ring, cqes, KVT_MIN(room / 3, 32u));
+
+    for (uint32_t i = 0; i < got; i++) {
+        shim_distort(shim, &cqes[i]);
+        shim->held[shim->held_count++] = cqes[i];
+        if (!atomic_load(&shim->is_repeating) || (cqes[i].user_data & UINT32_MAX) >= 64)
+            continue;
+        shim->held[shim->held_count++] = cqes[i];
+        /* And one of long ago: its index is in use again by now. */
+        if (shim->old_count == KVT_COUNT_OF(shim->old))
+            shim->held[shim->held_count++] = shim->old[0];
+        else
+            shim->old_count++;
+        memmove(shim->old, shim->old + 1, sizeof(shim->old) - sizeof(shim->old[0]));
+        shim->old[KVT_COUNT_OF(shim->old) - 1] = cqes[i];
+    }
+    if (atomic_load(&shim->is_holding))
+        return 0;
+    while (count < max && count < shim->held_count) {
+        ret_cqes[count] = shim->held[count];
+        count++;
+    }
+    memmove(shim->held, shim->held + count, (shim->held_count - count) * sizeof(shim->held[0]));
+    shim->held_count -= count;
+    return count;
+}
+
+static int shim_wait(void *ctx, struct kvt_disk_ring *ring, uint64_t timeout_ns)
+{
+    struct disk_shim *shim = ctx;
+
+    /* What is held back does not wake: look again soon. */
+    if (shim->held_count > 0)
+        timeout_ns = KVT_MIN(timeout_ns, KVT_NS_PER_MS);
+    return kvt_disk_io_real.ring_wait(NULL, ring, timeout_ns);
+}
+
+void disk_shim_init(struct disk_shim *shim)
+{
+    memset(shim, 0, sizeof(*shim));
+    shim->io = (struct kvt_disk_io){
+        .ctx = shim,
+        .open = shim_open,
+        .file_info = shim_file_info,
+        .fallocate = shim_fallocate,
+        .truncate = shim_truncate,
+        .pread = shim_pread,
+        .pwrite = shim_pwrite,
+        .fdatasync = shim_fdatasync,
+        .ring_open = shim_ring_open,
+        .ring_close = shim_ring_close,
+        .ring_register_file = shim_register_file,
+        .ring_register_buffers = shim_register_buffers,
+        .ring_submit = shim_submit,
+        .ring_wait = shim_wait,
+        .ring_reap = shim_reap,
+    };
+}

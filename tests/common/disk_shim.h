@@ -1,0 +1,33 @@
+/* A table of L3's system calls that stands before the real one and does what a test asks: fail
+ * the n-th call of a kind, shorten, repeat, hold back and damage completions. Set it up before the
+ * tier opens; the fields marked atomic may be changed while it runs. */
+#pragma once
+
+#include <stdatomic.h>
+
+#include "tiers/disk/io.h"
+
+#define SHIM_HELD_MAX 256u
+
+struct disk_shim {
+    struct kvt_disk_io io; /* give this to the tier */
+    /* Results of the calls at start; 0: the real one. */
+    int open_result, direct_result, file_info_result, fallocate_result, truncate_result;
+    int pwrite_result, ring_result, register_file_result, register_buffers_result;
+    /* Completions of reads, writes and flushes: -errno to give instead; 0: as they came. */
+    atomic_int read_result, write_result, flush_result;
+    atomic_uint fail_every;               /* 0: all of them, n: each n-th */
+    atomic_int short_bytes;               /* > 0: so many bytes less in the result */
+    atomic_bool is_short_once;            /* only the first request of a flight */
+    atomic_bool is_repeating;             /* every completion comes twice, and again much later */
+    atomic_bool is_holding;               /* completions are kept back until this falls */
+    atomic_int submit_result;             /* < 0: instead of submitting */
+    atomic_uint submit_failures;          /* so many times */
+    atomic_uint requests[3], completions; /* by kvt_disk_op */
+    /* The thread's own. */
+    struct kvt_disk_cqe held[SHIM_HELD_MAX], old[64];
+    uint32_t held_count, old_count, counted;
+    uint64_t op_by_flight[64]; /* last request of each index: op, and whether it is a second one */
+};
+
+void disk_shim_init(struct disk_shim *shim);

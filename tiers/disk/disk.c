@@ -1,0 +1,80 @@
+/* Opening and closing L3. The thread is in loop.c, its requests in flight.c. */
+#include "tiers/disk/disk.h"
+
+#include "daemon/base/alloc.h"
+#include "tiers/disk/loop.h"
+
+#define FAILURES_MAX_DEFAULT 8u
+#define RETRY_NS_MIN_DEFAULT KVT_NS_PER_S
+#define RETRY_NS_MAX_DEFAULT (60u * KVT_NS_PER_S)
+
+static void disk_free(struct kvt_disk *disk)
+{
+    kvt_worker_deinit(&disk->worker);
+    kvt_disk_file_close(&disk->file);
+    kvt_free(disk->open_writes);
+    (void)sem_destroy(&disk->started);
+    kvt_free(disk);
+}
+
+static void disk_close(struct kvt_tier *tier)
+{
+    struct kvt_disk *disk = KVT_CONTAINER_OF(tier, struct kvt_disk, worker.tier);
+
+    kvt_worker_stop(&disk->worker);
+    disk_free(disk);
+}
+
+static const struct kvt_tier_ops disk_ops = {
+    .name = "disk", .submit = kvt_worker_submit, .reap = kvt_worker_reap, .close = disk_close};
+
+static void disk_configure(struct kvt_disk *disk, const struct kvt_disk_config *config)
+{
+    disk->io = config->io != NULL ? config->io : &kvt_disk_io_real;
+    disk->host_memory = config->host_memory;
+    disk->host_memory_bytes = config->host_memory_bytes;
+    disk->failures_max = config->failures_max != 0 ? config->failures_max : FAILURES_MAX_DEFAULT;
+    disk->retry_ns_min = config->retry_ns_min != 0 ? config->retry_ns_min : RETRY_NS_MIN_DEFAULT;
+    disk->retry_ns_max = config->retry_ns_max != 0 ? config->retry_ns_max : RETRY_NS_MAX_DEFAULT;
+    for (int d = 0; d < DISK_DIRECTIONS; d++)
+        kvt_disk_window_init(&disk->windows[d], config->inflight_bytes_max);
+    for (uint32_t i = 0; i < KVT_DISK_FLIGHTS; i++)
+        disk->free_flights[i] = KVT_DISK_FLIGHTS - 1 - i;
+    disk->free_count = KVT_DISK_FLIGHTS;
+    /* At most inflight_max flushes wait, so at most that many epochs and one are open. */
+    disk->open_writes_count = config->inflight_max + 2;
+}
+
+int kvt_disk_open(struct kvt_tier **ret_tier, const struct kvt_disk_config *config, int *ret_pid)
+{
+    struct kvt_disk *disk;
+    int r;
+
+    if (config->inflight_max == 0 || config->host_memory_bytes == 0)
+        return kvt_trace(-EINVAL);
+    disk = kvt_alloc_aligned(KVT_CACHE_LINE_BYTES, sizeof(*disk));
+    if (disk == NULL)
+        return kvt_trace(-ENOMEM);
+    disk->file.fd = disk->file.lock_fd = -1;
+    (void)sem_init(&disk->started, 0, 0);
+    disk_configure(disk, config);
+    r = kvt_worker_init(&disk->worker, &disk_ops, config->inflight_max, config->doorbell);
+    if (r == 0) {
+        disk->open_writes = kvt_alloc_zeroed(disk->open_writes_count, sizeof(uint32_t));
+        r = disk->open_writes == NULL ? -ENOMEM : 0;
+    }
+    if (r == 0)
+        r = kvt_disk_file_open(&disk->file, disk->io, config->path, config->bytes, ret_pid);
+    if (r == 0) {
+        disk->worker.tier.capacity_bytes = disk->file.bytes - KVT_DISK_DATA_OFFSET_BYTES;
+        r = kvt_worker_start(&disk->worker, "kvt-disk", kvt_disk_loop);
+    }
+    if (r != 0) {
+        disk_free(disk);
+        return r;
+    }
+    while (sem_wait(&disk->started) < 0)
+        KVT_ASSERT(errno == EINTR);
+    *ret_tier = &disk->worker.tier;
+    return 0;
+}

@@ -1,0 +1,317 @@
+/* Requests to the device and their completions. See loop.h for the picture. */
+#include <string.h>
+
+#include "daemon/base/clock.h"
+#include "tiers/disk/loop.h"
+
+#define BUFFER_BYTES_MAX KVT_GIB /* of one registered buffer */
+#define SUBMIT_FAILURES_MAX 100u /* in a row, one a millisecond, before requests fail */
+#define USER_DATA_POLL (UINT64_MAX - 1)
+#define REAP_MAX 32u
+
+bool kvt_disk_is_idle(const struct kvt_disk *disk)
+{
+    return disk->free_count == KVT_DISK_FLIGHTS;
+}
+
+void kvt_disk_finish(struct kvt_disk *disk, struct kvt_xfer *xfer, int status)
+{
+    xfer->status = status;
+    kvt_worker_finish(&disk->worker, xfer, disk->now_ns);
+}
+
+static struct kvt_disk_flight *flight_take(struct kvt_disk *disk)
+{
+    struct kvt_disk_flight *flight;
+
+    KVT_ASSERT(disk->free_count > 0);
+    if (kvt_disk_is_idle(disk))
+        disk->busy_since_ns = disk->now_ns;
+    flight = &disk->flights[disk->free_flights[--disk->free_count]];
+    KVT_ASSERT(!flight->is_used);
+    flight->is_used = true;
+    flight->is_retried = false;
+    flight->done_bytes = 0;
+    return flight;
+}
+
+static void flight_give(struct kvt_disk *disk, struct kvt_disk_flight *flight)
+{
+    KVT_ASSERT(flight->is_used);
+    flight->is_used = false;
+    flight->xfer = NULL;
+    disk->free_flights[disk->free_count++] = (uint32_t)(flight - disk->flights);
+    if (kvt_disk_is_idle(disk))
+        kvt_worker_count(&disk->worker.tier.counters.busy_ns, disk->now_ns - disk->busy_since_ns);
+}
+
+/* The registered buffer that all of [offset, offset + bytes) of L2 lies in, or -1. */
+static int buffer_idx(const struct kvt_disk *disk, uint64_t offset_bytes, uint64_t bytes)
+{
+    uint64_t first = offset_bytes / BUFFER_BYTES_MAX;
+
+    if (!disk->are_buffers_registered || (offset_bytes + bytes - 1) / BUFFER_BYTES_MAX != first)
+        return -1;
+    return (int)first;
+}
+
+static void flight_complete(struct kvt_disk *disk, uint64_t user_data, int32_t result);
+
+static void sqe_run(struct kvt_disk *disk, const struct kvt_disk_sqe *sqe)
+{
+    const struct kvt_disk_io *io = disk->io;
+    int64_t result;
+
+    switch (sqe->op) {
+    case KVT_DISK_OP_READ:
+        result = io->pread(io->ctx, disk->file.fd, sqe->buffer, sqe->bytes, sqe->offset_bytes);
+        break;
+    case KVT_DISK_OP_WRITE:
+        result = io->pwrite(io->ctx, disk->file.fd, sqe->buffer, sqe->bytes, sqe->offset_bytes);
+        break;
+    default:
+        KVT_ASSERT(sqe->op == KVT_DISK_OP_FLUSH);
+        result = io->fdatasync(io->ctx, disk->file.fd);
+    }
+    disk->now_ns = kvt_clock_mono_ns();
+    flight_complete(disk, sqe->user_data, (int32_t)result);
+}
+
+/* One more request for the flight, for what of it is not done. */
+static void flight_issue(struct kvt_disk *disk, struct kvt_disk_flight *flight)
+{
+    const struct kvt_xfer *xfer = flight->xfer;
+    struct kvt_disk_sqe sqe = {.op = flight->op, .buffer_idx = -1};
+
+    flight->generation++;
+    sqe.user_data = (uint64_t)flight->generation << 32 | (uint64_t)(flight - disk->flights);
+    if (xfer == NULL) {
+        sqe.buffer = disk->file.probe;
+        sqe.bytes = KVT_DISK_SUPER_BYTES;
+        sqe.offset_bytes = KVT_DISK_SUPER_BYTES; /* the second copy */
+    } else if (flight->op != KVT_DISK_OP_FLUSH) {
+        const struct kvt_place *host = flight->op == KVT_DISK_OP_READ ? &xfer->dst : &xfer->src;
+        const struct kvt_place *at = flight->op == KVT_DISK_OP_READ ? &xfer->src : &xfer->dst;
+        uint64_t offset_bytes = host->offset_bytes + flight->done_bytes;
+
+        sqe.buffer = disk->host_memory + offset_bytes;
+        sqe.bytes = (uint32_t)(xfer->slot_bytes - flight->done_bytes);
+        sqe.offset_bytes = KVT_DISK_DATA_OFFSET_BYTES + at->offset_bytes + flight->done_bytes;
+        sqe.buffer_idx = buffer_idx(disk, offset_bytes, sqe.bytes);
+    }
+    if (disk->ring == NULL) {
+        sqe_run(disk, &sqe);
+        return;
+    }
+    KVT_ASSERT(disk->batch_count < KVT_COUNT_OF(disk->batch));
+    disk->batch[disk->batch_count++] = sqe;
+}
+
+/* A write to a slot and another transfer of it must not be in flight together. */
+static bool is_disjoint(const struct kvt_disk *disk, const struct kvt_xfer *xfer,
+                        enum kvt_disk_op op)
+{
+    const struct kvt_place *at = op == KVT_DISK_OP_READ ? &xfer->src : &xfer->dst;
+
+    for (uint32_t i = 0; i < KVT_DISK_FLIGHTS; i++) {
+        const struct kvt_disk_flight *other = &disk->flights[i];
+        const struct kvt_place *other_at;
+
+        if (!other->is_used || other->xfer == NULL || other->op == KVT_DISK_OP_FLUSH ||
+            (op == KVT_DISK_OP_READ && other->op == KVT_DISK_OP_READ))
+            continue;
+        other_at = other->op == KVT_DISK_OP_READ ? &other->xfer->src : &other->xfer->dst;
+        if (at->offset_bytes < other_at->offset_bytes + other->xfer->slot_bytes &&
+            other_at->offset_bytes < at->offset_bytes + xfer->slot_bytes)
+            return false;
+    }
+    return true;
+}
+
+void kvt_disk_begin(struct kvt_disk *disk, struct kvt_xfer *xfer, enum kvt_disk_op op,
+                    uint64_t epoch)
+{
+    struct kvt_disk_flight *flight;
+
+    if (op != KVT_DISK_OP_FLUSH) {
+        KVT_DEBUG_ASSERT(is_disjoint(disk, xfer, op));
+        kvt_disk_window_start(&disk->windows[op == KVT_DISK_OP_READ ? DISK_READ : DISK_WRITE],
+                              xfer->slot_bytes, disk->now_ns);
+    }
+    flight = flight_take(disk);
+    flight->xfer = xfer;
+    flight->op = op;
+    flight->epoch = epoch;
+    xfer->started_ns = disk->now_ns;
+    flight_issue(disk, flight);
+}
+
+void kvt_disk_begin_probe(struct kvt_disk *disk)
+{
+    struct kvt_disk_flight *flight = flight_take(disk);
+
+    flight->xfer = NULL;
+    flight->op = KVT_DISK_OP_READ;
+    memset(disk->file.probe, 0, KVT_DISK_SUPER_BYTES);
+    flight_issue(disk, flight);
+}
+
+/* The probe reads the superblock's second copy, compares, and writes the same bytes back. */
+static void probe_complete(struct kvt_disk *disk, struct kvt_disk_flight *flight, int32_t result)
+{
+    bool is_good = result == (int32_t)KVT_DISK_SUPER_BYTES &&
+                   memcmp(disk->file.probe, disk->file.super, KVT_DISK_SUPER_BYTES) == 0;
+
+    if (is_good && flight->op == KVT_DISK_OP_READ) {
+        flight->op = KVT_DISK_OP_WRITE;
+        flight_issue(disk, flight);
+        return;
+    }
+    flight_give(disk, flight);
+    kvt_disk_probe_ended(disk, is_good);
+}
+
+static void flush_complete(struct kvt_disk *disk, struct kvt_disk_flight *flight, int32_t result)
+{
+    struct kvt_xfer *xfer = flight->xfer;
+
+    flight_give(disk, flight);
+    disk->is_flushing = false;
+    if (result >= 0)
+        kvt_worker_count(&disk->worker.tier.counters.flushes, 1);
+    kvt_disk_finish(disk, xfer, result < 0 ? result : KVT_XFER_DONE);
+    kvt_disk_note_result(disk, result < 0);
+}
+
+/* The status of a read or write that came back with @result, or 1 when it is to be asked again. */
+static bool move_is_again(struct kvt_disk_flight *flight, int32_t result, int *ret_status)
+{
+    uint64_t want = flight->xfer->slot_bytes - flight->done_bytes;
+
+    *ret_status = KVT_XFER_DONE;
+    if (result >= 0 && (uint64_t)result == want)
+        return false;
+    if (!flight->is_retried && (result == -EAGAIN || result == -EINTR)) {
+        flight->is_retried = true;
+        return true;
+    }
+    if (result < 0 || (uint64_t)result > want) {
+        *ret_status = result < 0 ? result : -EIO;
+        return false;
+    }
+    if (!flight->is_retried && result > 0 && result % (int32_t)KVT_DIO_ALIGN_BYTES == 0) {
+        flight->is_retried = true;
+        flight->done_bytes += (uint64_t)result;
+        return true;
+    }
+    *ret_status = KVT_XFER_SHORT;
+    return false;
+}
+
+static void move_complete(struct kvt_disk *disk, struct kvt_disk_flight *flight, int32_t result)
+{
+    struct kvt_tier_counters *counters = &disk->worker.tier.counters;
+    struct kvt_xfer *xfer = flight->xfer;
+    bool is_read = flight->op == KVT_DISK_OP_READ;
+    uint64_t epoch = flight->epoch;
+    int status;
+
+    if (move_is_again(flight, result, &status)) {
+        flight_issue(disk, flight);
+        return;
+    }
+    kvt_disk_window_done(&disk->windows[is_read ? DISK_READ : DISK_WRITE], xfer->slot_bytes,
+                         disk->now_ns);
+    flight_give(disk, flight);
+    if (status == KVT_XFER_DONE) {
+        kvt_worker_count(is_read ? &counters->reads : &counters->writes, 1);
+        kvt_worker_count(is_read ? &counters->read_bytes : &counters->written_bytes,
+                         xfer->slot_bytes);
+    }
+    if (status == KVT_XFER_DONE && is_read)
+        kvt_worker_queue_push(&disk->verifying, xfer);
+    else
+        kvt_disk_finish(disk, xfer, status);
+    if (!is_read)
+        kvt_disk_write_ended(disk, epoch);
+    kvt_disk_note_result(disk, status != KVT_XFER_DONE);
+}
+
+static void flight_complete(struct kvt_disk *disk, uint64_t user_data, int32_t result)
+{
+    uint64_t idx = user_data & UINT32_MAX;
+    struct kvt_disk_flight *flight;
+
+    if (user_data == USER_DATA_POLL) {
+        disk->is_poll_armed = false;
+        return;
+    }
+    /* Stale, repeated or never ours. */
+    if (idx >= KVT_DISK_FLIGHTS || !disk->flights[idx].is_used ||
+        disk->flights[idx].generation != user_data >> 32)
+        return;
+    flight = &disk->flights[idx];
+    if (flight->xfer == NULL)
+        probe_complete(disk, flight, result);
+    else if (flight->op == KVT_DISK_OP_FLUSH)
+        flush_complete(disk, flight, result);
+    else
+        move_complete(disk, flight, result);
+}
+
+/* So that a submission of the engine ends the sleep in the ring. */
+static void poll_arm(struct kvt_disk *disk)
+{
+    if (disk->is_poll_armed || disk->batch_count == KVT_COUNT_OF(disk->batch))
+        return;
+    disk->batch[disk->batch_count++] = (struct kvt_disk_sqe){.op = KVT_DISK_OP_POLL,
+                                                             .buffer_idx = -1,
+                                                             .poll_fd = disk->worker.bell.fd,
+                                                             .user_data = USER_DATA_POLL};
+    disk->is_poll_armed = true;
+}
+
+void kvt_disk_submit(struct kvt_disk *disk)
+{
+    struct kvt_disk_sqe rest[KVT_COUNT_OF(disk->batch)];
+    uint32_t taken, rest_count;
+    int r;
+
+    if (disk->ring == NULL || (disk->batch_count == 0 && kvt_disk_is_idle(disk)))
+        return;
+    poll_arm(disk);
+    if (disk->batch_count == 0)
+        return;
+    r = disk->io->ring_submit(disk->io->ctx, disk->ring, disk->batch, disk->batch_count);
+    taken = r < 0 ? 0 : (uint32_t)r;
+    KVT_ASSERT(taken <= disk->batch_count);
+    rest_count = disk->batch_count - taken;
+    memcpy(rest, disk->batch + taken, rest_count * sizeof(rest[0]));
+    disk->submit_failures = taken > 0 || rest_count == 0 ? 0 : disk->submit_failures + 1;
+    if (r < 0 && r != -EAGAIN && r != -EBUSY && r != -EINTR)
+        disk->submit_failures = SUBMIT_FAILURES_MAX;
+    disk->batch_count = 0;
+    if (disk->submit_failures < SUBMIT_FAILURES_MAX) {
+        memcpy(disk->batch, rest, rest_count * sizeof(rest[0]));
+        disk->batch_count = rest_count;
+        return;
+    }
+    disk->submit_failures = 0;
+    for (uint32_t i = 0; i < rest_count; i++)
+        flight_complete(disk, rest[i].user_data, r < 0 ? r : -EBUSY);
+}
+
+uint32_t kvt_disk_reap(struct kvt_disk *disk)
+{
+    struct kvt_disk_cqe cqes[REAP_MAX];
+    uint32_t count;
+
+    if (disk->ring == NULL)
+        return 0;
+    count = disk->io->ring_reap(disk->io->ctx, disk->ring, cqes, REAP_MAX);
+    if (count > 0)
+        disk->now_ns = kvt_clock_mono_ns();
+    for (uint32_t i = 0; i < count; i++)
+        flight_complete(disk, cqes[i].user_data, cqes[i].result);
+    return count;
+}

@@ -1,0 +1,84 @@
+/* The inside of L3: shared by disk.c (open, close) and the thread's files.
+ *
+ *   submissions --> queues[read|write][foreground|background], flushes
+ *     --> a flight (window has room) --> batch --> ring --> completion
+ *       --> read: verifying --> done      write, flush: done
+ *
+ * A flight is one request to the device. Its user data is its index and a generation that changes
+ * with every request, so a completion that comes twice, or late from an earlier use, names nobody.
+ * Reads start before writes and each direction has its window; a flush starts when every write
+ * taken before it is done (`open_writes` counts them by epoch, an epoch ends with a flush).
+ * Everything here is the tier thread's. */
+#pragma once
+
+#include <semaphore.h>
+
+#include "tiers/disk/file.h"
+#include "tiers/disk/io.h"
+#include "tiers/disk/window.h"
+#include "tiers/worker.h"
+
+#define KVT_DISK_FLIGHTS 64u
+#define KVT_DISK_FLIGHTS_RESERVED 2u /* a flush and a probe always find one */
+
+enum { DISK_READ = 0, DISK_WRITE = 1, DISK_DIRECTIONS = 2 };
+
+struct kvt_disk_flight {
+    struct kvt_xfer *xfer; /* NULL: the probe */
+    enum kvt_disk_op op;
+    uint32_t generation;
+    bool is_used, is_retried;
+    uint64_t done_bytes; /* by a first request that came back short */
+    uint64_t epoch;      /* of a write */
+};
+
+struct kvt_disk {
+    struct kvt_worker worker; /* first */
+    const struct kvt_disk_io *io;
+    struct kvt_disk_file file;
+    uint8_t *host_memory;
+    uint64_t host_memory_bytes;
+    uint32_t failures_max;
+    uint64_t retry_ns_min, retry_ns_max, inflight_bytes_max;
+    sem_t started; /* the thread has its ring, or knows that it has none; `detail` is written */
+
+    struct kvt_disk_ring *ring; /* NULL: io_uring is forbidden, requests are plain calls */
+    bool are_buffers_registered, is_poll_armed;
+    struct kvt_disk_sqe batch[KVT_DISK_FLIGHTS + 1];
+    uint32_t batch_count, submit_failures;
+
+    struct kvt_disk_flight flights[KVT_DISK_FLIGHTS];
+    uint32_t free_flights[KVT_DISK_FLIGHTS], free_count;
+    struct kvt_disk_window windows[DISK_DIRECTIONS];
+    struct kvt_worker_queue queues[DISK_DIRECTIONS][2]; /* [1]: background */
+    uint32_t foreground_row[DISK_DIRECTIONS];
+    struct kvt_worker_queue flushes, verifying;
+    bool is_flushing;
+    uint64_t epoch, flush_epoch; /* of the next write; of the oldest flush not started */
+    uint32_t *open_writes;       /* by epoch modulo their number */
+    uint32_t open_writes_count;
+
+    bool is_out, is_probing;
+    uint32_t failures_row;
+    uint64_t retry_at_ns, pause_ns;
+    uint64_t busy_since_ns, now_ns;
+};
+
+/* Thread: opens the ring, posts `started`, serves until stop. */
+void kvt_disk_loop(struct kvt_worker *worker);
+
+/* flight.c */
+bool kvt_disk_is_idle(const struct kvt_disk *disk); /* nothing is in flight */
+void kvt_disk_begin(struct kvt_disk *disk, struct kvt_xfer *xfer, enum kvt_disk_op op,
+                    uint64_t epoch);
+void kvt_disk_begin_probe(struct kvt_disk *disk);
+/* Hands the batch to the kernel; what it refuses for good has failed. */
+void kvt_disk_submit(struct kvt_disk *disk);
+/* Takes completions; returns how many. */
+uint32_t kvt_disk_reap(struct kvt_disk *disk);
+void kvt_disk_finish(struct kvt_disk *disk, struct kvt_xfer *xfer, int status);
+
+/* loop.c: told by flight.c. */
+void kvt_disk_write_ended(struct kvt_disk *disk, uint64_t epoch);
+void kvt_disk_note_result(struct kvt_disk *disk, bool is_failure);
+void kvt_disk_probe_ended(struct kvt_disk *disk, bool is_good);
