@@ -258,3 +258,11 @@ int kvt_radix_release(struct kvt_radix *radix, struct kvt_radix_block block)
         node_trim(radix, node);
     return 0;
 }
+
+bool kvt_radix_is_leased(const struct kvt_radix *radix, struct kvt_radix_block block)
+{
+    uint32_t pos;
+    struct node *node = block_node_any(radix, block, &pos);
+
+    return node != NULL && pos < node_leased_blocks(radix, node);
+}

@@ -206,7 +206,7 @@ KVT_MUST_USE int kvt_radix_lease(struct kvt_radix *radix, struct kvt_radix_block
 /* Undoes one lease of exactly @block. E_STALE when the block is gone (its root was detached and
  * reaped), or when it has no lease of its own: nothing changes then. */
 KVT_MUST_USE int kvt_radix_release(struct kvt_radix *radix, struct kvt_radix_block block);
-/* Whether a lease of this block or of one below it keeps it from being a victim. O(1). */
+/* Whether a lease of this block or of one below it keeps it from being a victim. O(its node). */
 bool kvt_radix_is_leased(const struct kvt_radix *radix, struct kvt_radix_block block);
 
 /* ---- eviction ------------------------------------------------------------------------------- */

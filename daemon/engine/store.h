@@ -62,6 +62,7 @@ struct kvt_store_config {
     uint64_t promote_inflight_bytes_max;       /* 0: an eighth of L2 */
     uint64_t transfer_deadline_ns;             /* of transfers between tiers; 0: 30 s */
     bool is_verify_l2_always;                  /* check slots each time they leave L2 */
+    uint64_t (*real_ns)(void); /* CLOCK_REALTIME, for slot headers; NULL: kvt_clock_real_ns */
 };
 
 /* -ENOMEM, -EINVAL, or 0. */

@@ -1,0 +1,334 @@
+/* The store's own structures, shared by store*.c only.
+ *
+ *   tree ── handle ──▶ cell ──┬─ copies[3]: state and pins of the copy in each tier
+ *                             ├─ slots[3] of shard 0, further shards in a chain of `more` records
+ *                             └─ copy moves under way (between tiers), for coalescing
+ *
+ *   job ──▶ queue (no slot, no transfer, a budget) ──▶ move ──▶ one transfer a shard ──▶ done
+ *       └─▶ waits on somebody's copy move ─┘
+ *
+ * A move is one movement of a copy (COPY: all shards between two tiers) or of one shard to or from
+ * a client (FILL, READ, BOUNCE). It pins every copy that it touches, and pins are what keeps slots:
+ * whoever lets a copy go while it is pinned makes it DOOMED, and the last unpin frees the slots.
+ * A cell without copies, claim and pins is free; an orphan is a cell that the tree forgot.
+ *
+ * Invariant: while a cell is not an orphan, the tree's mask of its (block, component) is exactly
+ *   READY(t) -> bit t    DRAINING(t) -> bit t + 3    claimed -> HOLD
+ * and the tree's handle is the cell's index. kvt_store_check walks this. */
+#pragma once
+
+#include "daemon/engine/policy_evict.h"
+#include "daemon/engine/policy_promote.h"
+#include "daemon/engine/policy_slab.h"
+#include "daemon/engine/policy_write.h"
+#include "daemon/engine/store.h"
+
+#define STORE_MAGIC 0x4b565453u
+#define CELL_TOUCHES_MAX 15u
+#define CELL_PINS_MAX 8191u
+#define STORE_PENDING_BATCH 32u
+#define STORE_LOST_ENTRIES 4096u
+#define STORE_THROUGH_MAX 8192u
+#define STORE_RETRY_NS (1000u * 1000u)
+#define STORE_RECLAIM_NS (1000ull * 1000ull * 1000ull)
+#define STORE_CLASSES_MAX 512u
+#define STORE_BOUNCE_MAX 64u
+
+enum copy_state {
+    COPY_NONE = 0,
+    COPY_FILLING = 1,
+    COPY_READY = 2,
+    COPY_DRAINING = 3, /* being moved down, still readable */
+    COPY_DOOMED = 4,   /* let go while pinned */
+    COPY_STATES
+};
+
+struct cell {
+    struct kvt_radix_block block;
+    struct kvt_slot slots[KVT_TIERS_COUNT];
+    uint32_t generation;
+    uint32_t digest; /* of its root: index into the digests, 0 none */
+    uint32_t more;   /* chain of further shards; free cells: the next free one */
+    union {
+        uint32_t moves;   /* COPY moves under way: index into the moves, 0 none */
+        uint32_t filling; /* of a claimed cell, which has none: shards in flight, a bit a rank */
+    };
+    uint32_t content_low;
+    uint16_t content_high; /* slot generation: 48 bits from one counter */
+    uint16_t filled;       /* shards of a claimed cell that are there, a bit a rank */
+    struct {
+        uint16_t state : 3, pins : 13;
+    } copies[KVT_TIERS_COUNT];
+    uint16_t ns : 6, component : 3, is_used : 1, is_claimed : 1, is_orphan : 1, touches : 4;
+};
+static_assert(sizeof(struct cell) == 64, "one cache line a cell");
+static_assert(KVT_NAMESPACES_MAX <= 64 && KVT_COMPONENTS_MAX <= 8, "bit fields of struct cell");
+
+/* Two more shards of a cell, out of the same pool: generation and flags lie where a cell's do. */
+struct cell_more {
+    struct kvt_slot low[4];
+    uint32_t generation;
+    uint32_t next;
+    struct kvt_slot high[2];
+    uint8_t pad[6];
+    uint16_t flags; /* 0: not a cell */
+};
+static_assert(sizeof(struct cell_more) == sizeof(struct cell), "one pool for both");
+static_assert(offsetof(struct cell_more, generation) == offsetof(struct cell, generation),
+              "a handle is checked before it is known what the record is");
+
+struct digest {
+    uint8_t bytes[KVT_FINGERPRINT_BYTES];
+    uint32_t refs, next;
+};
+
+struct lost {
+    uint64_t block_id;
+    uint32_t component;
+    uint32_t why;
+};
+
+enum move_kind {
+    MOVE_COPY = 1, /* tier src -> tier dst, every shard */
+    MOVE_FILL,     /* client -> tier dst, one shard */
+    MOVE_READ,     /* tier src -> client, one shard */
+    MOVE_BOUNCE,   /* disk -> bounce slot -> client, one shard, two transfers */
+    MOVE_FLUSH,
+};
+
+struct move {
+    uint8_t kind, src, dst; /* enum move_kind, enum kvt_tier_id */
+    bool is_background;
+    bool is_evict;      /* the source goes when it is over */
+    bool is_bounce_out; /* BOUNCE: the second transfer */
+    uint8_t reason;     /* enum kvt_store_drop_reason when is_evict */
+    uint32_t cell;      /* index, 0: none */
+    uint32_t next;      /* in its cell's list, or the next free move */
+    uint32_t shards_left;
+    uint32_t shard;        /* of FILL, READ, BOUNCE */
+    int status;            /* the worst of its transfers */
+    uint64_t bytes;        /* payload */
+    uint64_t budget_bytes; /* of the promotion budget */
+    uint64_t bounce_offset_bytes;
+    uint64_t bounce_mask;
+    struct kvt_job *job;     /* all but COPY */
+    struct xfer *xfer;       /* all but COPY: the running one */
+    struct kvt_list waiters; /* COPY: jobs */
+    bool is_used;
+};
+
+struct xfer {
+    struct kvt_xfer base;
+    struct kvt_list link; /* pending or free */
+    uint32_t move;
+    uint8_t tier; /* whose thread does it */
+    uint8_t path; /* for rates: src * 4 + dst, 3 = client */
+    bool is_submitted;
+    uint64_t bytes;
+};
+#define PATHS_COUNT 16u
+#define PATH_CLIENT 3u
+
+enum job_state {
+    JOB_NEW = 0,
+    JOB_QUEUED = 1,  /* in a queue, tried again when something changed */
+    JOB_WAITING = 2, /* on a copy move's list */
+    JOB_RUNNING = 3, /* has a move; its client memory may be in use */
+    JOB_ENDED = 4,
+};
+
+struct store_component {
+    uint64_t payload_bytes;
+    uint64_t slot_bytes;
+    uint32_t shards;
+    uint32_t header_bytes;
+    uint32_t class_idx[KVT_TIERS_COUNT];
+    uint64_t cells_at[KVT_TIERS_COUNT]; /* copies in any state but NONE */
+};
+
+struct store_ns {
+    bool is_open;
+    uint64_t epoch;
+    uint32_t block_tokens, ranks, components_count;
+    uint8_t fingerprint[KVT_FINGERPRINT_BYTES];
+    struct store_component components[KVT_COMPONENTS_MAX];
+};
+
+struct store_path { /* measured rate of one path, and what is before a new transfer */
+    uint64_t bytes_per_s;
+    uint64_t queued_bytes;
+    uint64_t last_done_ns;
+};
+
+struct store_tier {
+    struct kvt_tier *tier; /* NULL: off */
+    struct kvt_slab *slab;
+    struct kvt_list pending[2]; /* transfers to submit: foreground, background */
+    bool is_refused;            /* E_FULL: wait for a reap, or a little */
+    uint64_t retry_ns;
+    uint32_t pending_count, inflight;
+    uint64_t capacity_bytes;
+    uint64_t count[COPY_STATES], pinned;
+    uint64_t dropped[KVT_DROP_REASONS];
+    uint64_t written_back;
+    uint32_t classes; /* in use: greatest index + 1 */
+    struct {
+        uint64_t taken_slots, draining_slots;
+        uint32_t shards;
+    } class_of[STORE_CLASSES_MAX];
+    bool is_reclaiming;
+    uint32_t reclaim_class;
+    uint64_t reclaim_end_ns;
+};
+
+struct kvt_store {
+    uint32_t magic;
+    struct kvt_store_config config;
+    struct kvt_radix *radix;
+    struct store_tier tiers[KVT_TIERS_COUNT];
+    struct store_ns ns[KVT_NAMESPACES_MAX];
+    uint32_t ns_end;
+
+    struct cell *cells; /* [1, records_max] */
+    void *cells_memory;
+    uint32_t records_max, records_used, records_free, records_fresh; /* cells and more */
+    uint32_t cells_used;
+    struct digest *digests;
+    uint32_t *digest_buckets;
+    uint32_t digests_max, digests_free, digests_fresh;
+    uint64_t content_next;
+    uint64_t claimed;
+
+    struct move *moves; /* [1, moves_max] */
+    uint32_t moves_max, moves_used, moves_free;
+    struct xfer *xfers;
+    uint32_t xfers_max, xfers_used;
+    struct kvt_list xfers_free;
+
+    struct kvt_list queue[2]; /* jobs: foreground, background */
+    uint32_t queued[2], waiting, running;
+    uint32_t scan_left[2];
+    bool is_woken;
+    struct kvt_job **heap;
+    uint32_t heap_count, heap_max;
+
+    uint64_t bounce_base_bytes, bounce_chunk_bytes, bounce_used;
+    uint32_t bounce_chunks;
+    uint64_t promote_inflight_bytes;
+    struct kvt_write_bucket bucket;
+    struct store_path paths[PATHS_COUNT];
+
+    struct kvt_cell *through; /* ring of cells to write as soon as they are READY */
+    uint32_t through_head, through_count;
+    uint32_t drain_at;
+    bool is_draining, is_reap_left;
+
+    struct lost *lost;
+    uint64_t now_ns;
+    size_t memory_fixed_bytes;
+    uint64_t coalesced, bounced, verified_bad;
+};
+
+static inline struct store_component *kvt_store_component(struct kvt_store *store,
+                                                          const struct cell *cell)
+{
+    return &store->ns[cell->ns].components[cell->component];
+}
+
+static inline uint64_t kvt_store_content(const struct cell *cell)
+{
+    return (uint64_t)cell->content_high << 32 | cell->content_low;
+}
+
+static inline bool kvt_store_is_readable(const struct cell *cell, uint32_t tier)
+{
+    return cell->copies[tier].state == COPY_READY || cell->copies[tier].state == COPY_DRAINING;
+}
+
+/* ---- store_cell.c: cells and their copies ---- */
+struct cell *kvt_store_cell_at(const struct kvt_store *store, struct kvt_cell cell);
+uint32_t kvt_store_cell_idx(const struct kvt_store *store, const struct cell *cell);
+struct kvt_slot *kvt_store_slot(struct kvt_store *store, struct cell *cell, uint32_t tier,
+                                uint32_t shard);
+void kvt_store_set_state(struct kvt_store *store, struct cell *cell, uint32_t tier,
+                         enum copy_state state);
+void kvt_store_pin(struct kvt_store *store, struct cell *cell, uint32_t tier);
+/* May free the slots, and the cell. */
+void kvt_store_unpin(struct kvt_store *store, struct cell *cell, uint32_t tier);
+/* Takes the slots of every shard for a copy in @tier: all or none. The copy is FILLING then. */
+bool kvt_store_take_slots(struct kvt_store *store, struct cell *cell, uint32_t tier);
+/* The copy becomes READY: false when the block is gone, and then the copy was let go. */
+bool kvt_store_make_ready(struct kvt_store *store, struct cell *cell, uint32_t tier);
+/* READY -> DRAINING and back; false when the block is gone and the cell was orphaned. */
+bool kvt_store_begin_drain(struct kvt_store *store, struct cell *cell, uint32_t tier);
+bool kvt_store_end_drain(struct kvt_store *store, struct cell *cell, uint32_t tier);
+/* Lets a copy go in any state; slots are free now or at the last unpin. May free the cell. */
+void kvt_store_let_go(struct kvt_store *store, struct cell *cell, uint32_t tier,
+                      enum kvt_store_drop_reason reason);
+/* The tree has forgotten the cell: every copy goes. May free the cell. */
+void kvt_store_orphan(struct kvt_store *store, struct cell *cell,
+                      enum kvt_store_drop_reason reason);
+void kvt_store_remember_lost(struct kvt_store *store, const struct cell *cell, enum kvt_why why);
+/* Every shard of a claimed cell is there. */
+bool kvt_store_fill_complete(struct kvt_store *store, struct cell *cell);
+KVT_MUST_USE int kvt_store_cells_init(struct kvt_store *store, size_t bytes);
+void kvt_store_cells_deinit(struct kvt_store *store);
+
+/* ---- store_evict.c: room ---- */
+enum room {
+    ROOM_GOT,  /* slots taken */
+    ROOM_WAIT, /* something in flight may free one */
+    ROOM_NONE, /* nothing can free one now */
+};
+/* Takes slots for a copy in @tier, evicting if it must. */
+enum room kvt_store_acquire(struct kvt_store *store, struct cell *cell, uint32_t tier);
+/* Up to @budget copies; returns how many went or began to go. */
+uint32_t kvt_store_evict_ahead(struct kvt_store *store, uint32_t budget);
+uint32_t kvt_store_write_through(struct kvt_store *store, uint32_t budget);
+void kvt_store_want_write(struct kvt_store *store, struct cell *cell);
+/* Slots of a class that could be had without evicting. */
+uint64_t kvt_store_room(const struct kvt_store *store, uint32_t tier, uint32_t class_idx);
+bool kvt_store_is_lower_on(const struct kvt_store *store);
+bool kvt_store_is_any_inflight(const struct kvt_store *store);
+void kvt_store_reclaim_turn(struct kvt_store *store);
+
+/* ---- store_xfer.c: moves and transfers ---- */
+enum start {
+    START_DONE, /* under way */
+    START_WAIT, /* no transfer or slot now */
+    START_NONE, /* and none can be expected */
+};
+struct move *kvt_store_find_copy(struct kvt_store *store, const struct cell *cell, uint32_t dst);
+struct copy_options {
+    uint32_t src, dst;
+    bool is_background, is_evict;
+    enum kvt_store_drop_reason reason;
+    uint64_t budget_bytes;
+};
+enum start kvt_store_start_copy(struct kvt_store *store, struct cell *cell,
+                                const struct copy_options *options, struct move **ret_move);
+enum start kvt_store_start_fill(struct kvt_store *store, struct cell *cell, uint32_t tier,
+                                uint32_t shard, struct kvt_job *job);
+enum start kvt_store_start_read(struct kvt_store *store, struct cell *cell, uint32_t tier,
+                                uint32_t shard, struct kvt_job *job);
+enum start kvt_store_start_bounce(struct kvt_store *store, struct cell *cell, uint32_t shard,
+                                  struct kvt_job *job);
+enum start kvt_store_start_flush(struct kvt_store *store, struct kvt_job *job);
+/* Takes the job off its move, if no tier has its client memory: true and the job can end. */
+bool kvt_store_stop_move(struct kvt_store *store, struct move *move);
+void kvt_store_submit_pending(struct kvt_store *store, uint32_t tier);
+uint32_t kvt_store_reap(struct kvt_store *store, uint32_t budget);
+bool kvt_store_has_xfers(const struct kvt_store *store, uint32_t count, bool is_background);
+KVT_MUST_USE int kvt_store_xfers_init(struct kvt_store *store, uint32_t count);
+void kvt_store_xfers_deinit(struct kvt_store *store);
+
+/* ---- store_job.c ---- */
+/* Tries to get on with a job that is in no list. */
+void kvt_store_dispatch(struct kvt_store *store, struct kvt_job *job);
+void kvt_store_end_job(struct kvt_store *store, struct kvt_job *job, enum kvt_move_result result);
+void kvt_store_arm(struct kvt_store *store, struct kvt_job *job);
+void kvt_store_disarm(struct kvt_store *store, struct kvt_job *job);
+/* Jobs whose deadline passed. */
+void kvt_store_expire(struct kvt_store *store);
+/* Up to @budget queued jobs are tried again; true when some were not. */
+bool kvt_store_retry_queue(struct kvt_store *store, uint32_t budget);
