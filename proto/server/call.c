@@ -468,7 +468,7 @@ void kvt_call_handle(struct kvt_tag *tag, bool is_ok)
         on_send(call);
         break;
     default:
-        KVT_ASSERT(!"a tag of no kind");
+        KVT_ASSERT(false && "a tag of no kind");
     }
 }
 

@@ -292,6 +292,7 @@ class StartAndStop(Base):
             if bench.poll() is None:
                 bench.kill()
                 bench.wait()
+            bench.stdout.close()
         self.assertEqual(status, 0, daemon.log())
         self.assertLess(seconds, 20 if not SANITIZED else 35)
         self.assertNotEqual(bench.returncode, 0, "it cannot have finished")
