@@ -1,152 +1,114 @@
-/* Printing of rows; the JSON names are what tools/bench reads. */
 #include "tests/bench/bench.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-#include "tools/lib/json.h"
-#include "tools/lib/table.h"
+#define FLUSH_BYTES (256u << 20)
 
-int bench_begin(struct bench *ret_bench, int argc, char **argv)
+const char *bench_arg(int argc, char **argv, const char *name)
 {
-    *ret_bench = (struct bench){0};
+    for (int i = 1; i + 1 < argc; i++) {
+        if (strcmp(argv[i], name) == 0)
+            return argv[i + 1];
+    }
+    return NULL;
+}
+
+uint64_t bench_arg_u64(int argc, char **argv, const char *name, uint64_t otherwise)
+{
+    const char *text = bench_arg(argc, argv, name);
+
+    return text == NULL ? otherwise : strtoull(text, NULL, 0);
+}
+
+void bench_begin(struct bench *bench, const char *name, int argc, char **argv)
+{
+    *bench = (struct bench){.name = name};
     for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--json") == 0) {
-            ret_bench->is_json = true;
-        } else if (strcmp(argv[i], "--quick") == 0) {
-            ret_bench->is_quick = true;
-        } else {
-            bool is_help = strcmp(argv[i], "--help") == 0;
+        bench->is_json |= strcmp(argv[i], "--json") == 0;
+        bench->is_quick |= strcmp(argv[i], "--quick") == 0;
+    }
+    if (!bench->is_json)
+        printf("%-58s %12s %-10s %12s %7s %8s  %s\n", name, "value", "unit", "limit", "ratio",
+               "target", "met");
+    (void)fflush(stdout);
+}
 
-            fprintf(is_help ? stdout : stderr, "Usage: %s [--json] [--quick]\n", argv[0]);
-            return is_help ? 1 : 3;
+void bench_row(struct bench *bench, const struct bench_row *row)
+{
+    const double ratio = row->limit > 0 ? row->value / row->limit : 0;
+    const double judged = row->limit > 0 ? ratio : row->value;
+    const bool is_met = row->is_least ? judged >= row->target : judged <= row->target;
+    const char *met = row->target <= 0 ? "-" : is_met ? "yes" : "NO";
+    char ratio_text[32] = "-", limit_text[32] = "-", target_text[32] = "-";
+
+    bench->rows++;
+    bench->missed += row->target > 0 && !is_met;
+    if (bench->is_json) {
+        printf("{\"figure\": \"%s\", \"value\": %.6g, \"unit\": \"%s\"", row->name, row->value,
+               row->unit);
+        if (row->limit > 0)
+            printf(", \"limit\": \"%s\", \"limit_value\": %.6g, \"ratio\": %.4f",
+                   row->limit_name == NULL ? "same run" : row->limit_name, row->limit, ratio);
+        if (row->target > 0)
+            printf(", \"target\": \"%s %.6g%s%s\", \"met\": %s",
+                   row->is_least ? ">=" : "<=", row->target, row->limit > 0 ? " x" : " ",
+                   row->limit > 0 ? "" : row->unit, is_met ? "true" : "false");
+        if (row->note != NULL)
+            printf(", \"note\": \"%s\"", row->note);
+        printf("}\n");
+    } else {
+        if (row->limit > 0) {
+            (void)snprintf(ratio_text, sizeof(ratio_text), "%.3f", ratio);
+            (void)snprintf(limit_text, sizeof(limit_text), "%.4g", row->limit);
         }
+        if (row->target > 0)
+            (void)snprintf(target_text, sizeof(target_text), "%s%.4g",
+                           row->is_least ? ">=" : "<=", row->target);
+        printf("%-58s %12.5g %-10s %12s %7s %8s  %s%s%s\n", row->name, row->value, row->unit,
+               limit_text, ratio_text, target_text, met, row->note == NULL ? "" : "  ",
+               row->note == NULL ? "" : row->note);
     }
-    return 0;
-}
-
-void bench_add(struct bench *bench, const struct bench_row *row)
-{
-    KVT_ASSERT(bench->rows_count < BENCH_ROWS_MAX);
-    bench->rows[bench->rows_count++] = *row;
-}
-
-static bool has_ratio(const struct bench_row *row)
-{
-    return row->limit != NULL && row->limit_value > 0;
-}
-
-static double ratio_of(const struct bench_row *row)
-{
-    return row->value / row->limit_value;
-}
-
-static bool is_met(const struct bench_row *row)
-{
-    switch (row->kind) {
-    case BENCH_RATIO_AT_MOST:
-        return has_ratio(row) && ratio_of(row) <= row->target;
-    case BENCH_RATIO_AT_LEAST:
-        return has_ratio(row) && ratio_of(row) >= row->target;
-    case BENCH_AT_MOST:
-        return row->value <= row->target;
-    case BENCH_AT_LEAST:
-        return row->value >= row->target;
-    case BENCH_INFO:
-        return true;
-    }
-    return false;
-}
-
-/* "<= 1.25 x", ">= 500 M tokens/s", or "" for a finding. */
-static void target_text(const struct bench_row *row, char *text, size_t bytes)
-{
-    bool is_ratio = row->kind == BENCH_RATIO_AT_MOST || row->kind == BENCH_RATIO_AT_LEAST;
-    bool is_at_most = row->kind == BENCH_RATIO_AT_MOST || row->kind == BENCH_AT_MOST;
-
-    text[0] = '\0';
-    if (row->kind != BENCH_INFO)
-        (void)snprintf(text, bytes, "%s %.4g %s", is_at_most ? "≤" : "≥", row->target,
-                       is_ratio ? "×" : row->unit);
-}
-
-static void print_json(const struct bench_row *row)
-{
-    struct kvt_json json;
-    char target[64];
-
-    target_text(row, target, sizeof(target));
-    kvt_json_begin(&json, stdout, true);
-    kvt_json_text(&json, "figure", row->figure);
-    kvt_json_double(&json, "value", row->value);
-    kvt_json_text(&json, "unit", row->unit);
-    kvt_json_text(&json, "limit", row->limit);
-    if (row->limit != NULL)
-        kvt_json_double(&json, "limit_value", row->limit_value);
-    if (has_ratio(row))
-        kvt_json_double(&json, "ratio", ratio_of(row));
-    kvt_json_text(&json, "target", row->kind == BENCH_INFO ? NULL : target);
-    if (row->kind != BENCH_INFO)
-        kvt_json_bool(&json, "met", is_met(row));
-    kvt_json_text(&json, "note", row->note);
-    kvt_json_finish(&json);
-}
-
-static void print_table(const struct bench *bench)
-{
-    static const char *const names[] = {"figure", "value", "limit", "", "ratio", "target", ""};
-    struct kvt_table *table = kvt_table_new("lrlrrrl");
-
-    for (size_t i = 0; i < KVT_COUNT_OF(names); i++)
-        kvt_table_cell(table, "%s", names[i]);
-    for (uint32_t i = 0; i < bench->rows_count; i++) {
-        const struct bench_row *row = &bench->rows[i];
-        char target[64];
-
-        target_text(row, target, sizeof(target));
-        kvt_table_cell(table, "%s", row->figure);
-        kvt_table_cell(table, "%.4g %s", row->value, row->unit);
-        kvt_table_cell(table, "%s", row->limit == NULL ? "" : row->limit);
-        if (row->limit == NULL)
-            kvt_table_cell(table, "%s", "");
-        else
-            kvt_table_cell(table, "%.4g %s", row->limit_value, row->unit);
-        if (has_ratio(row))
-            kvt_table_cell(table, "%.3g", ratio_of(row));
-        else
-            kvt_table_cell(table, "%s", "");
-        kvt_table_cell(table, "%s", target);
-        kvt_table_cell(table, "%s", row->kind == BENCH_INFO ? "" : is_met(row) ? "met" : "NOT MET");
-    }
-    if (kvt_table_print(table, stdout, KVT_TABLE_PLAIN, 0) < 0)
-        fputs("out of memory: the table is not whole\n", stderr);
-    (void)kvt_table_free(table);
-    for (uint32_t i = 0; i < bench->rows_count; i++)
-        if (bench->rows[i].note != NULL)
-            printf("%s: %s\n", bench->rows[i].figure, bench->rows[i].note);
+    (void)fflush(stdout);
 }
 
 int bench_end(struct bench *bench)
 {
-    if (bench->is_json)
-        for (uint32_t i = 0; i < bench->rows_count; i++)
-            print_json(&bench->rows[i]);
-    else
-        print_table(bench);
-    return bench->rows_count > 0 ? 0 : 1;
+    if (!bench->is_json)
+        printf("%s: %u figures, %u targets missed\n", bench->name, bench->rows, bench->missed);
+    (void)fflush(stdout);
+    return 0;
+}
+
+uint64_t bench_now_ns(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * KVT_NS_PER_S + (uint64_t)now.tv_nsec;
 }
 
 static int compare(const void *a, const void *b)
 {
-    double x = *(const double *)a, y = *(const double *)b;
+    const double x = *(const double *)a, y = *(const double *)b;
 
     return (x > y) - (x < y);
 }
 
 double bench_median(double *values, uint32_t count)
 {
-    KVT_ASSERT(count > 0);
-    qsort(values, count, sizeof(*values), compare);
-    return count % 2 != 0 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
+    qsort(values, count, sizeof(values[0]), compare);
+    return count % 2 == 1 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
+}
+
+void bench_flush_caches(void)
+{
+    static volatile uint8_t *buffer;
+
+    if (buffer == NULL)
+        buffer = malloc(FLUSH_BYTES);
+    for (size_t i = 0; buffer != NULL && i < FLUSH_BYTES; i += KVT_CACHE_LINE_BYTES)
+        buffer[i]++;
 }

@@ -1,0 +1,224 @@
+/* Inserts and evictions. The bare hash insert that leaves are measured against is an
+ * open-addressing table in C that grows by doubling, fed the same blocks: it hashes each block's
+ * 256 bytes with the same function and stores hash and number; in a second form it copies the block
+ * as well, as a table that compares keys must. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/hash.h"
+#include "tests/bench/bench_radix.h"
+
+#define ROUNDS 3u
+#define BLOCK_BYTES (BENCH_RADIX_BLOCK_TOKENS * sizeof(uint32_t))
+
+struct slot {
+    uint64_t hash;
+    uint64_t value;
+    uint32_t *key;
+};
+
+static uint32_t *leaves_make(uint32_t leaves)
+{
+    uint32_t *tokens = malloc(leaves * BLOCK_BYTES);
+
+    KVT_ASSERT(tokens != NULL);
+    for (uint32_t i = 0; i < leaves; i++) {
+        for (uint32_t k = 0; k < BENCH_RADIX_BLOCK_TOKENS; k++)
+            tokens[(size_t)i * BENCH_RADIX_BLOCK_TOKENS + k] = k == 0 ? i : k;
+    }
+    return tokens;
+}
+
+static void slot_put(struct slot *slots, uint64_t mask, const struct slot *slot)
+{
+    uint64_t at = slot->hash & mask;
+
+    while (slots[at].value != 0) {
+        if (slots[at].hash == slot->hash)
+            return;
+        at = (at + 1) & mask;
+    }
+    slots[at] = *slot;
+}
+
+static double hash_insert_ns(const uint32_t *tokens, uint32_t leaves, bool is_copying)
+{
+    uint64_t mask = 1023, count = 0, start = bench_now_ns(), end;
+    struct slot *slots = calloc(mask + 1, sizeof(*slots));
+
+    KVT_ASSERT(slots != NULL);
+    for (uint32_t i = 0; i < leaves; i++) {
+        const uint32_t *block = tokens + (size_t)i * BENCH_RADIX_BLOCK_TOKENS;
+        struct slot slot = {.hash = kvt_hash64(block, BLOCK_BYTES, 1), .value = i + 1};
+
+        if (is_copying) {
+            slot.key = malloc(BLOCK_BYTES);
+            KVT_ASSERT(slot.key != NULL);
+            memcpy(slot.key, block, BLOCK_BYTES);
+        }
+        if (++count * 10 > (mask + 1) * 7) {
+            struct slot *larger = calloc((mask + 1) * 2, sizeof(*slots));
+
+            KVT_ASSERT(larger != NULL);
+            for (uint64_t k = 0; k <= mask; k++) {
+                if (slots[k].value != 0)
+                    slot_put(larger, mask * 2 + 1, &slots[k]);
+            }
+            mask = mask * 2 + 1;
+            free(slots);
+            slots = larger;
+        }
+        slot_put(slots, mask, &slot);
+    }
+    end = bench_now_ns();
+    for (uint64_t k = 0; k <= mask; k++)
+        free(slots[k].key);
+    free(slots);
+    return (double)(end - start) / leaves;
+}
+
+static double leaves_insert_ns(struct kvt_radix *radix, struct kvt_radix_ns ns,
+                               const uint32_t *tokens, uint32_t leaves, bool is_put)
+{
+    uint64_t start = bench_now_ns(), fresh;
+
+    for (uint32_t i = 0; i < leaves; i++) {
+        struct kvt_radix_prefix prefix = {.ns = ns,
+                                          .tokens = tokens + (size_t)i * BENCH_RADIX_BLOCK_TOKENS,
+                                          .tokens_count = BENCH_RADIX_BLOCK_TOKENS};
+        struct kvt_radix_block end;
+
+        KVT_ASSERT(kvt_radix_insert(radix, &prefix, &end, &fresh) == 0 && fresh == 1);
+        if (is_put)
+            KVT_ASSERT(kvt_radix_put(radix, end, 0, 1, i + 1) == 0);
+    }
+    return (double)(bench_now_ns() - start) / leaves;
+}
+
+static void leaves_memory(struct bench *bench, const struct kvt_radix *radix)
+{
+    struct kvt_radix_stats stats;
+
+    kvt_radix_stats(radix, &stats);
+    bench_row(bench,
+              &(struct bench_row){.name = "index memory beside tokens, one-block leaves, used",
+                                  .unit = "B/block",
+                                  .value = (double)(stats.memory_used_bytes - stats.tokens_bytes) /
+                                           (double)stats.blocks,
+                                  .note = "with the tables that are fixed at start"});
+    bench_row(bench,
+              &(struct bench_row){.name = "index memory beside tokens, one-block leaves, taken",
+                                  .unit = "B/block",
+                                  .value = (double)(stats.memory_taken_bytes - stats.tokens_bytes) /
+                                           (double)stats.blocks});
+}
+
+static void insert_leaves(struct bench *bench, uint32_t leaves)
+{
+    double bare[ROUNDS], copying[ROUNDS], insert[ROUNDS], put[ROUNDS], limit, copy_limit;
+    uint32_t *tokens = leaves_make(leaves);
+    struct kvt_radix *radix = NULL;
+
+    for (uint32_t i = 0; i < ROUNDS; i++) {
+        bare[i] = hash_insert_ns(tokens, leaves, false);
+        copying[i] = hash_insert_ns(tokens, leaves, true);
+        radix = bench_radix_new((size_t)leaves * 640 + (64 << 20));
+        insert[i] = leaves_insert_ns(radix, bench_radix_ns(radix, 0), tokens, leaves, false);
+        radix = kvt_radix_free(radix);
+        radix = bench_radix_new((size_t)leaves * 640 + (64 << 20));
+        put[i] = leaves_insert_ns(radix, bench_radix_ns(radix, 0), tokens, leaves, true);
+        if (i + 1 < ROUNDS)
+            radix = kvt_radix_free(radix);
+    }
+    limit = bench_median(bare, ROUNDS);
+    copy_limit = bench_median(copying, ROUNDS);
+    bench_row(bench, &(struct bench_row){.name = "insert one-block leaves / bare hash insert",
+                                         .unit = "ns",
+                                         .value = bench_median(insert, ROUNDS),
+                                         .limit_name = "bare hash insert",
+                                         .limit = limit,
+                                         .target = 3});
+    bench_row(bench,
+              &(struct bench_row){.name = "insert one-block leaves / hash insert that copies keys",
+                                  .unit = "ns",
+                                  .value = insert[ROUNDS / 2],
+                                  .limit_name = "hash insert with key copies",
+                                  .limit = copy_limit,
+                                  .target = 3});
+    bench_row(bench, &(struct bench_row){.name = "insert and put of one-block leaves",
+                                         .unit = "ns",
+                                         .value = bench_median(put, ROUNDS),
+                                         .limit_name = "bare hash insert",
+                                         .limit = limit});
+    leaves_memory(bench, radix);
+    (void)kvt_radix_free(radix);
+    free(tokens);
+}
+
+static void insert_long(struct bench *bench)
+{
+    enum { PROMPTS = 1000, TOKENS = 8192 };
+    uint32_t *tokens = malloc((size_t)PROMPTS * TOKENS * sizeof(uint32_t));
+    double rates[5];
+
+    KVT_ASSERT(tokens != NULL);
+    for (uint32_t i = 0; i < PROMPTS * TOKENS; i++)
+        tokens[i] = i * 2654435761u;
+    for (uint32_t round = 0; round < KVT_COUNT_OF(rates); round++) {
+        struct kvt_radix *radix = bench_radix_new(128 << 20);
+        struct kvt_radix_ns ns = bench_radix_ns(radix, 0);
+        uint64_t start, fresh;
+
+        start = bench_now_ns();
+        for (uint32_t i = 0; i < PROMPTS; i++) {
+            struct kvt_radix_prefix prefix = {
+                .ns = ns, .tokens = tokens + (size_t)i * TOKENS, .tokens_count = TOKENS};
+            struct kvt_radix_block end;
+
+            KVT_ASSERT(kvt_radix_insert(radix, &prefix, &end, &fresh) == 0);
+        }
+        rates[round] = (double)PROMPTS * TOKENS * 1000 / (double)(bench_now_ns() - start);
+        (void)kvt_radix_free(radix);
+    }
+    bench_row(bench, &(struct bench_row){.name = "insert 1,000 x 8,192 tokens",
+                                         .unit = "Mtokens/s",
+                                         .value = bench_median(rates, KVT_COUNT_OF(rates)),
+                                         .target = 500,
+                                         .is_least = true});
+    free(tokens);
+}
+
+void bench_radix_insert(struct bench *bench, uint32_t leaves)
+{
+    insert_long(bench);
+    insert_leaves(bench, leaves);
+}
+
+void bench_radix_evict(struct bench *bench, uint32_t leaves)
+{
+    uint32_t *tokens = leaves_make(leaves), count, evicted = 0;
+    struct kvt_radix *radix = bench_radix_new((size_t)leaves * 640 + (64 << 20));
+    struct kvt_radix_ns ns = bench_radix_ns(radix, 0);
+    const struct kvt_radix_victims which = {.ns = ns, .component = UINT32_MAX};
+    static struct kvt_radix_victim victims[100];
+    uint64_t start;
+    char name[64];
+
+    (void)leaves_insert_ns(radix, ns, tokens, leaves, true);
+    start = bench_now_ns();
+    while (evicted < leaves / 2) {
+        count = kvt_radix_victims(radix, &which, KVT_COUNT_OF(victims), victims);
+        KVT_ASSERT(count > 0);
+        for (uint32_t i = 0; i < count; i++)
+            KVT_ASSERT(kvt_radix_drop(radix, victims[i].block, 0, 1, NULL) == 0);
+        evicted += count;
+    }
+    (void)snprintf(name, sizeof(name), "evict in batches of 100 from %u one-block leaves", leaves);
+    bench_row(bench, &(struct bench_row){.name = name,
+                                         .unit = "us/block",
+                                         .value = (double)(bench_now_ns() - start) / evicted / 1000,
+                                         .target = 0.4});
+    (void)kvt_radix_free(radix);
+    free(tokens);
+}
