@@ -1,0 +1,51 @@
+#include "tools/kvtier-ctl/view.h"
+
+void kvt_ctl_view_doctor(const struct kvt_ctl_view *view, const struct kvt_ctl_report *report)
+{
+    static const struct {
+        const char *text;
+        enum kvt_ctl_paint paint;
+    } levels[] = {
+        [KVT_CTL_LEVEL_OK] = {"ok  ", KVT_CTL_PAINT_GOOD},
+        [KVT_CTL_LEVEL_WARN] = {"warn", KVT_CTL_PAINT_WARN},
+        [KVT_CTL_LEVEL_BAD] = {"bad ", KVT_CTL_PAINT_BAD},
+    };
+    uint32_t counts[3] = {0};
+
+    for (uint32_t i = 0; i < report->count; i++) {
+        const struct kvt_ctl_finding *finding = &report->findings[i];
+
+        kvt_ctl_paint(view, levels[finding->level].paint, "%s", levels[finding->level].text);
+        (void)fprintf(view->out, "  %-15s %s\n", finding->what, finding->text);
+        if (finding->remedy[0] != '\0')
+            (void)fprintf(view->out, "                      -> %s\n", finding->remedy);
+        counts[finding->level]++;
+    }
+    (void)fprintf(view->out, "\n%u ok, %u to look at, %u bad\n", counts[KVT_CTL_LEVEL_OK],
+                  counts[KVT_CTL_LEVEL_WARN], counts[KVT_CTL_LEVEL_BAD]);
+}
+
+bool kvt_ctl_is_degraded(const struct kvt_ans_stats *stats)
+{
+    for (uint32_t i = 0; i < stats->tiers_count; i++)
+        if (stats->tiers[i].health == 1)
+            return true;
+    return false;
+}
+
+void kvt_ctl_view_health(const struct kvt_ctl_view *view, const struct kvt_ctl_health *health)
+{
+    const struct kvt_ans_stats *stats = health->stats;
+    char text[KVT_CTL_TEXT_BYTES];
+
+    if (!health->is_serving)
+        kvt_ctl_paint(view, KVT_CTL_PAINT_BAD, "not serving\n");
+    else if (kvt_ctl_is_degraded(stats))
+        kvt_ctl_paint(view, KVT_CTL_PAINT_WARN, "serving, degraded\n");
+    else
+        kvt_ctl_paint(view, KVT_CTL_PAINT_GOOD, "serving\n");
+    for (uint32_t i = 0; i < stats->tiers_count; i++)
+        if (stats->tiers[i].health == 1)
+            (void)fprintf(view->out, "  L%u out of service: %s\n", stats->tiers[i].tier,
+                          kvt_ctl_clean(text, stats->tiers[i].detail));
+}
