@@ -281,8 +281,12 @@ void kvt_store_let_go(struct kvt_store *store, struct cell *cell, uint32_t tier,
                       enum kvt_store_drop_reason reason)
 {
     enum copy_state was = cell->copies[tier].state;
-    uint8_t clear = was == COPY_READY ? BIT(tier) : was == COPY_DRAINING ? BIT_DRAIN(tier) : 0;
+    uint8_t clear = 0;
 
+    if (was == COPY_READY)
+        clear = BIT(tier);
+    else if (was == COPY_DRAINING)
+        clear = BIT_DRAIN(tier);
     release_copy(store, cell, tier, reason);
     if (clear == 0 || cell->is_orphan) {
         try_free(store, cell);
@@ -356,6 +360,7 @@ static struct cell *cell_new(struct kvt_store *store, struct kvt_radix_block blo
         uint32_t more = record_take(store);
 
         memset(more_at(store, more)->low, 0, sizeof(more_at(store, more)->low));
+        memset(more_at(store, more)->high, 0, sizeof(more_at(store, more)->high));
         more_at(store, more)->next = cell->more;
         cell->more = more;
     }

@@ -1,0 +1,256 @@
+#include "tests/common/fake_tier.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/alloc.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/hash.h"
+
+struct fake_xfer {
+    struct kvt_xfer *xfer;
+    uint64_t start_ns, due_ns;
+};
+
+struct fake_tier {
+    struct kvt_tier base;
+    struct fake_tier_config config;
+    uint8_t *memory; /* of device and disk */
+    struct fake_xfer *xfers;
+    uint32_t count;
+    uint64_t random, now_ns, outage_end_ns, injected;
+    bool is_faulty;
+};
+
+static bool chance(struct fake_tier *tier, uint32_t rate)
+{
+    if (!tier->is_faulty || fake_random(&tier->random) % 1000 >= rate)
+        return false;
+    tier->injected++;
+    return true;
+}
+
+static uint8_t *at_place(struct fake_tier *tier, const struct kvt_place *place)
+{
+    switch (place->kind) {
+    case KVT_PLACE_HOST:
+        return tier->config.host_memory + place->offset_bytes;
+    case KVT_PLACE_DEVICE:
+    case KVT_PLACE_DISK:
+        return tier->memory + place->offset_bytes;
+    default:
+        return NULL;
+    }
+}
+
+/* Slots in host memory have a header before the payload. */
+static uint8_t *payload_at(struct fake_tier *tier, const struct kvt_xfer *xfer,
+                           const struct kvt_place *place)
+{
+    uint8_t *at = at_place(tier, place);
+
+    return place->kind == KVT_PLACE_HOST ? at + xfer->header_bytes : at;
+}
+
+static void demand(enum kvt_slot_verdict verdict, const char *what)
+{
+    if (verdict == KVT_SLOT_OK)
+        return;
+    fprintf(stderr, "fake tier: %s: %s, and no fault was injected\n", what,
+            kvt_slot_verdict_text(verdict));
+    abort();
+}
+
+static void seal(struct fake_tier *tier, const struct kvt_xfer *xfer, uint64_t hash)
+{
+    uint8_t *slot = at_place(tier, &xfer->dst);
+
+    kvt_slot_header_seal(slot, hash);
+    demand(kvt_slot_header_check(slot, &xfer->key), "header of a slot just filled");
+}
+
+static int move_bytes(struct fake_tier *tier, const struct kvt_xfer *xfer)
+{
+    uint64_t bytes = xfer->key.payload_bytes, hash = 0;
+    bool is_sealed = xfer->dst.kind == KVT_PLACE_HOST && xfer->src.kind != KVT_PLACE_DISK;
+    uint8_t *src, *dst;
+
+    if (xfer->src.kind == KVT_PLACE_HOST)
+        demand(kvt_slot_check(at_place(tier, &xfer->src), &xfer->key), "slot in host memory");
+    if (xfer->src.kind == KVT_PLACE_CLIENT) {
+        if (kvt_client_gather(&xfer->src.view, payload_at(tier, xfer, &xfer->dst),
+                              is_sealed ? &hash : NULL) != 0)
+            return KVT_XFER_CLIENT_GONE;
+    } else if (xfer->dst.kind == KVT_PLACE_CLIENT) {
+        if (kvt_client_scatter(&xfer->dst.view, payload_at(tier, xfer, &xfer->src)) != 0)
+            return KVT_XFER_CLIENT_GONE;
+    } else if (tier->config.id == KVT_TIER_DISK) {
+        src = at_place(tier, &xfer->src);
+        dst = at_place(tier, &xfer->dst);
+        memcpy(dst, src, xfer->slot_bytes);
+        demand(kvt_slot_check(dst, &xfer->key), "slot on disk");
+    } else {
+        src = payload_at(tier, xfer, &xfer->src);
+        dst = payload_at(tier, xfer, &xfer->dst);
+        memcpy(dst, src, bytes);
+        hash = kvt_hash64(dst, bytes, 0);
+    }
+    if (is_sealed)
+        seal(tier, xfer, hash);
+    return KVT_XFER_DONE;
+}
+
+static void scribble(struct fake_tier *tier, const struct kvt_xfer *xfer)
+{
+    if (xfer->dst.kind == KVT_PLACE_CLIENT || xfer->dst.kind == KVT_PLACE_NONE)
+        return;
+    memset(at_place(tier, &xfer->dst), 0xee,
+           xfer->dst.kind == KVT_PLACE_DEVICE ? xfer->key.payload_bytes : xfer->slot_bytes);
+}
+
+static int run(struct fake_tier *tier, struct kvt_xfer *xfer, uint64_t start_ns)
+{
+    bool has_client = xfer->src.kind == KVT_PLACE_CLIENT || xfer->dst.kind == KVT_PLACE_CLIENT;
+
+    if (start_ns > xfer->deadline_ns)
+        return KVT_XFER_LATE;
+    if (tier->now_ns < tier->outage_end_ns)
+        return KVT_XFER_OUT_OF_SERVICE;
+    if (chance(tier, tier->config.outage_rate)) {
+        tier->outage_end_ns =
+            tier->now_ns + fake_random(&tier->random) % tier->config.outage_ns_max;
+        return KVT_XFER_OUT_OF_SERVICE;
+    }
+    if (chance(tier, tier->config.error_rate))
+        return -EIO;
+    if ((xfer->flags & KVT_XFER_FLUSH) != 0)
+        return KVT_XFER_DONE;
+    if (xfer->src.kind != KVT_PLACE_CLIENT && chance(tier, tier->config.bad_slot_rate)) {
+        xfer->verdict = KVT_SLOT_BAD_PAYLOAD;
+        return KVT_XFER_BAD_SLOT;
+    }
+    if (chance(tier, tier->config.short_rate))
+        return KVT_XFER_SHORT;
+    if (has_client && chance(tier, tier->config.client_gone_rate))
+        return KVT_XFER_CLIENT_GONE;
+    return move_bytes(tier, xfer);
+}
+
+static int fake_submit(struct kvt_tier *base, struct kvt_xfer *const xfers[], uint32_t count,
+                       uint32_t *ret_taken)
+{
+    struct fake_tier *tier = (struct fake_tier *)base;
+    uint32_t taken = 0;
+
+    while (taken < count && tier->count < base->inflight_max &&
+           !chance(tier, tier->config.full_rate)) {
+        struct fake_xfer *at = &tier->xfers[tier->count++];
+        uint64_t delay_ns = 1 + fake_random(&tier->random) % tier->config.delay_ns_max;
+
+        KVT_ASSERT(xfers[taken]->deadline_ns != 0);
+        at->xfer = xfers[taken++];
+        at->start_ns = tier->now_ns + delay_ns / 2;
+        at->due_ns = tier->now_ns + delay_ns;
+    }
+    if (taken == 0)
+        return KVT_TIER_E_FULL;
+    *ret_taken = taken;
+    return 0;
+}
+
+static uint32_t fake_reap(struct kvt_tier *base, struct kvt_xfer *ret_xfers[], uint32_t max)
+{
+    struct fake_tier *tier = (struct fake_tier *)base;
+    uint32_t done = 0;
+
+    while (done < max) {
+        uint32_t best = UINT32_MAX;
+        struct kvt_xfer *xfer;
+
+        for (uint32_t i = 0; i < tier->count; i++)
+            if (tier->xfers[i].due_ns <= tier->now_ns &&
+                (best == UINT32_MAX || tier->xfers[i].due_ns < tier->xfers[best].due_ns))
+                best = i;
+        if (best == UINT32_MAX)
+            break;
+        xfer = tier->xfers[best].xfer;
+        xfer->status = run(tier, xfer, tier->xfers[best].start_ns);
+        if (xfer->status != KVT_XFER_DONE)
+            scribble(tier, xfer);
+        xfer->started_ns = tier->xfers[best].start_ns;
+        xfer->done_ns = tier->xfers[best].due_ns;
+        tier->xfers[best] = tier->xfers[--tier->count];
+        ret_xfers[done++] = xfer;
+    }
+    atomic_store(&base->counters.health,
+                 tier->now_ns < tier->outage_end_ns ? KVT_TIER_HEALTH_OUT : KVT_TIER_HEALTH_OK);
+    return done;
+}
+
+static void fake_close(struct kvt_tier *base)
+{
+    struct fake_tier *tier = (struct fake_tier *)base;
+
+    KVT_ASSERT(tier->count == 0);
+    kvt_free(tier->memory);
+    kvt_free(tier->xfers);
+    kvt_free(tier);
+}
+
+static const struct kvt_tier_ops fake_ops = {
+    .name = "fake", .submit = fake_submit, .reap = fake_reap, .close = fake_close};
+
+struct fake_tier *fake_tier_new(const struct fake_tier_config *config)
+{
+    struct fake_tier *tier = kvt_alloc_zeroed(1, sizeof(*tier));
+
+    if (tier == NULL)
+        return NULL;
+    tier->config = *config;
+    tier->random = config->seed;
+    tier->is_faulty = true;
+    tier->base.ops = &fake_ops;
+    tier->base.capacity_bytes = config->capacity_bytes;
+    tier->base.inflight_max = config->inflight_max;
+    tier->xfers = kvt_alloc_zeroed(config->inflight_max, sizeof(*tier->xfers));
+    if (config->id != KVT_TIER_HOST)
+        tier->memory = kvt_alloc_zeroed(1, config->capacity_bytes);
+    if (tier->xfers == NULL || (config->id != KVT_TIER_HOST && tier->memory == NULL)) {
+        fake_close(&tier->base);
+        return NULL;
+    }
+    return tier;
+}
+
+struct kvt_tier *fake_tier_base(struct fake_tier *tier)
+{
+    return &tier->base;
+}
+
+void fake_tier_set_time(struct fake_tier *tier, uint64_t now_ns)
+{
+    KVT_ASSERT(now_ns >= tier->now_ns);
+    tier->now_ns = now_ns;
+}
+
+uint64_t fake_tier_next_ns(const struct fake_tier *tier)
+{
+    uint64_t next_ns = KVT_TIME_NEVER_NS;
+
+    for (uint32_t i = 0; i < tier->count; i++)
+        next_ns = KVT_MIN(next_ns, tier->xfers[i].due_ns);
+    return next_ns;
+}
+
+void fake_tier_set_faulty(struct fake_tier *tier, bool is_faulty)
+{
+    tier->is_faulty = is_faulty;
+    if (!is_faulty)
+        tier->outage_end_ns = 0;
+}
+
+uint64_t fake_tier_injected(const struct fake_tier *tier)
+{
+    return tier->injected;
+}
