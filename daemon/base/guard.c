@@ -1,23 +1,27 @@
-/* The handler finds its thread's jump target in thread-local storage. SA_NODEFER keeps SIGBUS
- * deliverable after the jump without a system call to restore the mask, so a guarded section costs
- * one sigsetjmp: tens of nanoseconds beside a copy of kilobytes. */
+/* The handler finds its thread's jump target in thread-local storage. A guarded section costs one
+ * sigsetjmp that does not save the signal mask: nanoseconds beside a copy of kilobytes. The mask is
+ * taken from the interrupted context instead, only when there was a fault (a sanitizer may block
+ * every signal while a handler runs, whatever the flags say). */
 #include "daemon/base/guard.h"
 
 #include <setjmp.h>
 #include <signal.h>
 #include <string.h>
+#include <ucontext.h>
 
 static _Thread_local sigjmp_buf *volatile guard_target;
+static _Thread_local sigset_t guard_mask;
 
 static void guard_on_sigbus(int signal_number, siginfo_t *info, void *context)
 {
     sigjmp_buf *target = guard_target;
     struct sigaction dfl;
 
-    (void)context;
     /* A positive code: the kernel raised it for an access of this thread, nobody sent it. */
-    if (target != NULL && info->si_code > 0)
+    if (target != NULL && info->si_code > 0) {
+        guard_mask = ((const ucontext_t *)context)->uc_sigmask;
         siglongjmp(*target, 1);
+    }
     memset(&dfl, 0, sizeof(dfl));
     dfl.sa_handler = SIG_DFL;
     (void)sigaction(signal_number, &dfl, NULL);
@@ -46,6 +50,8 @@ int kvt_guard_run(int (*fn)(void *ctx), void *ctx)
     if (sigsetjmp(target, 0) == 0) {
         guard_target = &target;
         r = fn(ctx);
+    } else {
+        KVT_ASSERT(pthread_sigmask(SIG_SETMASK, &guard_mask, NULL) == 0);
     }
     guard_target = NULL;
     return r;

@@ -9,6 +9,7 @@
 
 #define RING_ENTRIES 128u
 #define STUCK_WAIT_NS KVT_NS_PER_MS /* the kernel did not take the batch: ask again soon */
+#define VERIFY_SLICE_BYTES (256u * KVT_KIB)
 #define STOP_WAIT_NS (100u * KVT_NS_PER_MS)
 
 static_assert(RING_ENTRIES > KVT_DISK_FLIGHTS + 1, "every flight and the poll have an entry");
@@ -220,18 +221,23 @@ static bool loop_start(struct kvt_disk *disk)
            (queue_next(disk, DISK_READ) != NULL || queue_next(disk, DISK_WRITE) != NULL);
 }
 
-static bool loop_verify_one(struct kvt_disk *disk)
+/* Verifies what was read, a slice at a time, so that the device's queue is filled in between but
+ * small slots do not cost a system call each. True when there was something. */
+static bool loop_verify(struct kvt_disk *disk)
 {
-    struct kvt_xfer *xfer;
+    uint64_t verified_bytes = 0;
 
-    if (disk->verifying.head == NULL)
-        return false;
-    xfer = kvt_worker_queue_pop(&disk->verifying);
-    xfer->verdict = kvt_slot_check(disk->host_memory + xfer->dst.offset_bytes, &xfer->key);
-    disk->now_ns = kvt_clock_mono_ns();
-    kvt_disk_finish(disk, xfer, xfer->verdict == KVT_SLOT_OK ? KVT_XFER_DONE : KVT_XFER_BAD_SLOT);
-    kvt_worker_notify(&disk->worker, disk->now_ns, false);
-    return true;
+    while (disk->verifying.head != NULL && verified_bytes < VERIFY_SLICE_BYTES) {
+        struct kvt_xfer *xfer = kvt_worker_queue_pop(&disk->verifying);
+
+        verified_bytes += xfer->slot_bytes;
+        xfer->verdict = kvt_slot_check(disk->host_memory + xfer->dst.offset_bytes, &xfer->key);
+        disk->now_ns = kvt_clock_mono_ns();
+        kvt_disk_finish(disk, xfer,
+                        xfer->verdict == KVT_SLOT_OK ? KVT_XFER_DONE : KVT_XFER_BAD_SLOT);
+        kvt_worker_notify(&disk->worker, disk->now_ns, false);
+    }
+    return verified_bytes > 0;
 }
 
 /* How long until the first of the next to start is late: a device that hangs must not keep those
@@ -296,7 +302,7 @@ static void loop_serve(struct kvt_disk *disk)
             (void)loop_start(disk);
             kvt_disk_submit(disk);
         }
-        if (loop_verify_one(disk) || reaped > 0 || is_more) {
+        if (loop_verify(disk) || reaped > 0 || is_more) {
             kvt_worker_notify(worker, disk->now_ns, false);
             continue;
         }

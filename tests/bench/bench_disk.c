@@ -1,0 +1,283 @@
+/* L3 against a bare io_uring loop: the same sizes, as many bytes in flight (4 MiB a direction),
+ * O_DIRECT, registered file and buffers. The bare loop moves bytes to and from anonymous memory on
+ * transparent huge pages and looks at none of them; the tier verifies what it reads. Two rows a
+ * size and direction: the tier over memory of the bare loop's kind (what the tier itself costs),
+ * and over L2 as this machine gives it (plain pages cost bandwidth: more segments a request).
+ *
+ * Files are made in the current directory, or in $KVT_BENCH_DIR. Interleaved rounds. */
+#include <fcntl.h>
+#include <liburing.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/hash.h"
+#include "tests/bench/bench.h"
+#include "tiers/disk/disk.h"
+#include "tiers/host/host.h"
+#include "tiers/pages.h"
+
+#define FILE_BYTES (514u << 20)
+#define SPAN_BYTES (512u << 20) /* of a file that is written and read */
+#define CALL_BYTES (64u << 20)  /* a call; and the memory */
+#define DATA_OFFSET_BYTES 8192u
+#define INFLIGHT_BYTES (4u << 20)
+#define DEPTH_MAX 62u
+#define BLOCK_TOKENS 64u
+#define XFERS_MAX (CALL_BYTES / (64u << 10))
+#define ROUNDS_MAX 9u
+
+struct side {
+    const char *name;
+    char path[256];
+    uint8_t *memory;
+    struct kvt_tier *tier;
+};
+
+struct world {
+    struct kvt_doorbell bell;
+    struct kvt_tier *host;
+    struct side sides[2];
+    uint8_t *bare_memory;
+    int bare_fd;
+    struct io_uring ring;
+    struct kvt_xfer xfers[XFERS_MAX];
+    uint64_t slot_bytes;
+    uint32_t call_count, position; /* slots a call; the call's place in the span */
+};
+
+static void die(const char *what, int r)
+{
+    fprintf(stderr, "bench_disk: %s: %s\n", what, strerror(-r));
+    exit(1);
+}
+
+static void side_open(struct world *world, struct side *side, const char *name, uint8_t *memory)
+{
+    const char *dir = getenv("KVT_BENCH_DIR");
+    struct kvt_disk_config config = {.path = side->path,
+                                     .bytes = FILE_BYTES,
+                                     .host_memory = memory,
+                                     .host_memory_bytes = CALL_BYTES,
+                                     .inflight_max = XFERS_MAX,
+                                     .doorbell = &world->bell};
+    int pid = 0, r;
+
+    side->name = name;
+    side->memory = memory;
+    snprintf(side->path, sizeof(side->path), "%s/bench-l3-%d-%s", dir != NULL ? dir : ".",
+             (int)getpid(), name);
+    r = kvt_disk_open(&side->tier, &config, &pid);
+    if (r != 0)
+        die(side->path, r < 0 ? r : -EBUSY);
+}
+
+static void side_close(struct side *side)
+{
+    char lock[300];
+
+    side->tier = kvt_tier_close(side->tier);
+    snprintf(lock, sizeof(lock), "%s.lock", side->path);
+    (void)unlink(side->path);
+    (void)unlink(lock);
+}
+
+static void world_open(struct world *world)
+{
+    struct kvt_host_config host = {
+        .bytes = CALL_BYTES, .inflight_max = 8, .doorbell = &world->bell};
+    struct iovec iovec = {.iov_len = CALL_BYTES};
+    uint8_t *memory = NULL;
+    int r = kvt_doorbell_init(&world->bell);
+
+    if (r == 0)
+        r = kvt_host_open(&world->host, &host);
+    if (r == 0)
+        r = kvt_pages_map(-1, CALL_BYTES, true, &memory);
+    if (r == 0)
+        r = kvt_pages_populate(memory, CALL_BYTES);
+    if (r == 0)
+        r = kvt_pages_map(-1, CALL_BYTES, true, &world->bare_memory);
+    if (r == 0)
+        r = kvt_pages_populate(world->bare_memory, CALL_BYTES);
+    if (r != 0)
+        die("memory", r);
+    side_open(world, &world->sides[0], "thp", memory);
+    side_open(world, &world->sides[1], "l2", kvt_host_memory(world->host));
+    world->bare_fd = open(world->sides[0].path, O_RDWR | O_DIRECT | O_CLOEXEC);
+    if (world->bare_fd < 0)
+        die("O_DIRECT", -errno);
+    iovec.iov_base = world->bare_memory;
+    r = io_uring_queue_init(128, &world->ring,
+                            IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN);
+    if (r == 0)
+        r = io_uring_register_files(&world->ring, &world->bare_fd, 1);
+    if (r == 0)
+        r = io_uring_register_buffers(&world->ring, &iovec, 1);
+    if (r != 0)
+        die("io_uring", r);
+}
+
+static void world_shape(struct world *world, uint64_t slot_bytes)
+{
+    uint32_t header_bytes = kvt_slot_header_bytes(BLOCK_TOKENS), tokens[BLOCK_TOKENS] = {0};
+
+    world->slot_bytes = slot_bytes;
+    world->call_count = (uint32_t)(CALL_BYTES / slot_bytes);
+    world->position = 0;
+    for (int s = 0; s < 2; s++) {
+        for (uint32_t i = 0; i < world->call_count; i++) {
+            uint8_t *slot = world->sides[s].memory + i * slot_bytes;
+            struct kvt_slot_info info = {.block_id = i + 1,
+                                         .payload_bytes = slot_bytes - header_bytes,
+                                         .block_tokens = BLOCK_TOKENS};
+
+            kvt_slot_header_write(slot, &info, tokens);
+            memset(slot + header_bytes, (int)i, slot_bytes - header_bytes);
+            kvt_slot_header_seal(slot,
+                                 kvt_hash64(slot + header_bytes, slot_bytes - header_bytes, 0));
+        }
+    }
+}
+
+/* GB/s of one call through a tier. */
+static double call_tier(struct world *world, struct side *side, bool is_read)
+{
+    struct kvt_xfer *list[XFERS_MAX];
+    uint32_t reaped = 0, taken = 0;
+    uint64_t started_ns;
+
+    for (uint32_t i = 0; i < world->call_count; i++) {
+        struct kvt_place host = {.kind = KVT_PLACE_HOST, .offset_bytes = i * world->slot_bytes};
+        struct kvt_place disk = {.kind = KVT_PLACE_DISK,
+                                 .offset_bytes = (uint64_t)world->position * CALL_BYTES +
+                                                 i * world->slot_bytes};
+        uint32_t header_bytes = kvt_slot_header_bytes(BLOCK_TOKENS);
+
+        world->xfers[i] =
+            (struct kvt_xfer){.src = is_read ? disk : host,
+                              .dst = is_read ? host : disk,
+                              .key = {.block_id = i + 1,
+                                      .payload_bytes = world->slot_bytes - header_bytes,
+                                      .block_tokens = BLOCK_TOKENS},
+                              .header_bytes = header_bytes,
+                              .slot_bytes = world->slot_bytes,
+                              .deadline_ns = KVT_TIME_NEVER_NS};
+        list[i] = &world->xfers[i];
+    }
+    started_ns = kvt_clock_mono_ns();
+    if (kvt_tier_submit(side->tier, list, world->call_count, &taken) != 0 ||
+        taken != world->call_count)
+        die("submit", -EBUSY);
+    while (reaped < world->call_count) {
+        uint32_t got;
+
+        kvt_doorbell_arm(&world->bell);
+        got = kvt_tier_reap(side->tier, list, XFERS_MAX);
+        if (got > 0)
+            kvt_doorbell_disarm(&world->bell);
+        else
+            kvt_doorbell_wait(&world->bell, KVT_NS_PER_S);
+        for (uint32_t i = 0; i < got; i++)
+            if (list[i]->status != KVT_XFER_DONE)
+                die("transfer", -EIO);
+        reaped += got;
+    }
+    return (double)CALL_BYTES / (double)(kvt_clock_mono_ns() - started_ns);
+}
+
+static void bare_queue(struct world *world, uint32_t i, bool is_read)
+{
+    struct io_uring_sqe *sqe = io_uring_get_sqe(&world->ring);
+    uint8_t *buffer = world->bare_memory + i * world->slot_bytes;
+    uint64_t offset =
+        DATA_OFFSET_BYTES + (uint64_t)world->position * CALL_BYTES + i * world->slot_bytes;
+
+    if (is_read)
+        io_uring_prep_read_fixed(sqe, 0, buffer, (unsigned int)world->slot_bytes, offset, 0);
+    else
+        io_uring_prep_write_fixed(sqe, 0, buffer, (unsigned int)world->slot_bytes, offset, 0);
+    sqe->flags |= IOSQE_FIXED_FILE;
+}
+
+static double call_bare(struct world *world, bool is_read)
+{
+    uint32_t depth = (uint32_t)KVT_MIN(INFLIGHT_BYTES / world->slot_bytes, DEPTH_MAX);
+    uint32_t queued = 0, done = 0;
+    uint64_t started_ns = kvt_clock_mono_ns();
+    struct io_uring_cqe *cqe;
+
+    /* What it writes is what the tier wrote there: the tier reads it later. */
+    memcpy(world->bare_memory, world->sides[0].memory, is_read ? 0 : CALL_BYTES);
+    started_ns = kvt_clock_mono_ns();
+    while (done < world->call_count) {
+        while (queued < world->call_count && queued - done < depth)
+            bare_queue(world, queued++, is_read);
+        if (io_uring_submit_and_wait(&world->ring, 1) < 0)
+            die("bare loop", -EIO);
+        while (io_uring_peek_cqe(&world->ring, &cqe) == 0) {
+            if (cqe->res != (int)world->slot_bytes)
+                die("bare loop", cqe->res < 0 ? cqe->res : -EIO);
+            io_uring_cqe_seen(&world->ring, cqe);
+            done++;
+        }
+    }
+    return (double)CALL_BYTES / (double)(kvt_clock_mono_ns() - started_ns);
+}
+
+static void bench_size(struct bench *bench, struct world *world, uint64_t slot_bytes)
+{
+    static char figures[32][80];
+    static uint32_t texts;
+    double bare[2][ROUNDS_MAX], tier[2][2][ROUNDS_MAX];
+    uint32_t rounds = bench->is_quick ? 1 : ROUNDS_MAX;
+
+    world_shape(world, slot_bytes);
+    for (int s = 0; s < 2; s++)
+        for (world->position = 0; world->position < SPAN_BYTES / CALL_BYTES; world->position++)
+            (void)call_tier(world, &world->sides[s], false);
+    for (uint32_t r = 0; r < rounds; r++) {
+        world->position = r * 3 % (SPAN_BYTES / CALL_BYTES);
+        for (int is_read = 0; is_read < 2; is_read++) {
+            bare[is_read][r] = call_bare(world, is_read);
+            for (int s = 0; s < 2; s++)
+                tier[is_read][s][r] = call_tier(world, &world->sides[s], is_read);
+        }
+    }
+    for (int is_read = 1; is_read >= 0; is_read--) {
+        for (int s = 0; s < 2; s++) {
+            snprintf(figures[texts], sizeof(figures[0]), "L3 %s, %llu KiB, %s",
+                     is_read ? "read" : "write", (unsigned long long)(slot_bytes >> 10),
+                     s == 0 ? "memory as the bare loop's" : "L2 as it is here");
+            bench_row(bench, &(struct bench_row){.name = figures[texts++],
+                                                 .value = bench_median(tier[is_read][s], rounds),
+                                                 .unit = "GB/s",
+                                                 .limit_name = "bare io_uring loop, huge pages",
+                                                 .limit = bench_median(bare[is_read], rounds),
+                                                 .is_least = true,
+                                                 .target = 0.95,
+                                                 .note = s == 0 ? NULL : world->host->detail});
+        }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    static struct world world;
+    struct bench bench;
+    int status;
+
+    bench_begin(&bench, "L3", argc, argv);
+    world_open(&world);
+    for (uint64_t slot_bytes = 64 << 10; slot_bytes <= 4 << 20; slot_bytes *= 4)
+        bench_size(&bench, &world, slot_bytes);
+    status = bench_end(&bench);
+    io_uring_queue_exit(&world.ring);
+    close(world.bare_fd);
+    side_close(&world.sides[0]);
+    side_close(&world.sides[1]);
+    world.host = kvt_tier_close(world.host);
+    return status;
+}
