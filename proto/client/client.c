@@ -6,6 +6,7 @@
  * client is closed and opened again (its handles are void then anyway). */
 #include "proto/client/client.h"
 
+#include <fcntl.h>
 #include <grpc/byte_buffer.h>
 #include <grpc/byte_buffer_reader.h>
 #include <grpc/grpc.h>
@@ -15,6 +16,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -25,6 +27,7 @@
 #include "proto/codec/codec.h"
 
 #define DEADLINE_NS_DEFAULT (10 * KVT_NS_PER_S)
+#define CONNECT_SECONDS 5
 #define ANSWER_BYTES_MAX (2 * KVT_MESSAGE_BYTES_MAX)
 
 static const char *const paths[KVT_OP_KINDS] = {
@@ -59,15 +62,19 @@ void kvt_client_library_deinit(void)
 int kvt_client_connect(const char *path, int type, int *ret_fd)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct timeval patience = {.tv_sec = CONNECT_SECONDS};
     kvt_autoclose int fd = -1;
 
     if (strlen(path) >= sizeof(address.sun_path))
         return kvt_trace(-ENAMETOOLONG);
     memcpy(address.sun_path, path, strlen(path) + 1);
-    fd = socket(AF_UNIX, type | SOCK_CLOEXEC, 0);
-    if (fd < 0)
+    /* A full backlog is waited for, but not for ever: -EAGAIN then. */
+    fd = socket(AF_UNIX, (type & ~SOCK_NONBLOCK) | SOCK_CLOEXEC, 0);
+    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience)) < 0)
         return kvt_trace(-errno);
     if (connect(fd, (const struct sockaddr *)&address, sizeof(address)) < 0)
+        return kvt_trace(-errno);
+    if ((type & SOCK_NONBLOCK) != 0 && fcntl(fd, F_SETFL, O_NONBLOCK) < 0)
         return kvt_trace(-errno);
     *ret_fd = fd;
     fd = -1;

@@ -35,6 +35,8 @@ const struct kvt_method kvt_methods[KVT_METHODS] = {
     {"/grpc.health.v1.Health/Check", KVT_METHOD_HEALTH_CHECK, KVT_OP_HEALTH, false},
     {"/grpc.health.v1.Health/Watch", KVT_METHOD_HEALTH_WATCH, KVT_OP_HEALTH, false},
     {NULL, KVT_METHOD_UNKNOWN, KVT_OP_HEALTH, false},
+    {"/kvtier.bench.Echo/Inline", KVT_METHOD_ECHO, KVT_OP_HEALTH, false},
+    {"/kvtier.bench.Echo/Ring", KVT_METHOD_ECHO_RING, KVT_OP_HEALTH, false},
 };
 
 /* ---- the object -------------------------------------------------------------------------------
@@ -66,9 +68,12 @@ static struct kvt_call *call_free(struct kvt_call *call)
 void kvt_call_unref(struct kvt_call *call)
 {
     struct kvt_server *server = call->server;
-    unsigned before = atomic_fetch_sub_explicit(&call->refs, 1, memory_order_acq_rel);
+    unsigned before;
 
-    KVT_ASSERT(call->magic == KVT_CALL_MAGIC && before > 0);
+    /* Not after the subtraction: the call may be gone then. */
+    KVT_ASSERT(call->magic == KVT_CALL_MAGIC);
+    before = atomic_fetch_sub_explicit(&call->refs, 1, memory_order_acq_rel);
+    KVT_ASSERT(before > 0);
     if (before > 1)
         return;
     KVT_ASSERT(call->pooled == NULL);
@@ -290,6 +295,8 @@ static int decode(struct kvt_call *call, struct kvt_op *op)
         kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT, "the request has no message");
         return KVT_CODEC_E_BAD;
     }
+    if (call->method->type == KVT_METHOD_ECHO || call->method->type == KVT_METHOD_ECHO_RING)
+        return 0;
     at = flatten(call, &bytes);
     if (at == NULL) {
         kvt_op_fail(op, KVT_CODE_UNIMPLEMENTED, "compressed messages are not accepted");
@@ -369,6 +376,12 @@ static void on_first_message(struct kvt_call *call)
         kvt_live_add(call->server, 0, -1, 0);
         if (!kvt_health_watch(call))
             kvt_call_fail(call, KVT_CODE_RESOURCE_EXHAUSTED, "too many health watches");
+        return;
+    }
+    if (call->method->type == KVT_METHOD_ECHO) {
+        memset(&op->ans, 0, sizeof(op->ans));
+        atomic_store_explicit(&call->is_done, true, memory_order_release);
+        kvt_call_pump(call);
         return;
     }
     submit(call);

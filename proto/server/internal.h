@@ -46,7 +46,9 @@ enum kvt_method_type {
     KVT_METHOD_ATTACH,
     KVT_METHOD_HEALTH_CHECK,
     KVT_METHOD_HEALTH_WATCH,
-    KVT_METHOD_UNKNOWN, /* everything that is not registered */
+    KVT_METHOD_UNKNOWN,   /* everything that is not registered */
+    KVT_METHOD_ECHO,      /* benchmarks only: received, not decoded, answered at once ... */
+    KVT_METHOD_ECHO_RING, /* ... or by the service's thread and the way replies take */
 };
 
 struct kvt_method {
@@ -55,7 +57,7 @@ struct kvt_method {
     enum kvt_op_kind kind;
     bool is_admin;
 };
-#define KVT_METHODS 15u
+#define KVT_METHODS 17u
 extern const struct kvt_method kvt_methods[KVT_METHODS];
 
 struct kvt_peer {
@@ -218,11 +220,18 @@ struct kvt_server {
         bool is_shut_down; /* gRPC's own */
     } live;
     bool is_grpc_started, is_stopped;
+    bool has_echo; /* see kvt_server_open_bench */
     struct {
         atomic_ullong connections, connections_refused, ops_refused, requests, bad_requests,
             sessions;
     } stats;
 };
+
+/* server.c */
+/* As kvt_server_open, with the two echo methods that tests/bench measures against. */
+KVT_MUST_USE int kvt_server_open_bench(struct kvt_server **ret_server,
+                                       const struct kvt_server_config *config, int *ret_pid);
+bool kvt_server_has_method(const struct kvt_server *server, uint32_t method_idx);
 
 /* call.c */
 KVT_MUST_USE int kvt_call_post(struct kvt_rpc *rpc, uint32_t method_idx);

@@ -117,7 +117,7 @@ static void send_answer(struct kvt_call *call)
 
     if (op->code != KVT_CODE_OK)
         kvt_call_send_final(call, NULL, op->code, op->message);
-    else if (call->method->type == KVT_METHOD_HEALTH_CHECK)
+    else if (op->kind == KVT_OP_HEALTH)
         send_health(call, op);
     else if (kvt_codec_encode_answer(op, &message) == 0)
         kvt_call_send_final(call, &message, KVT_CODE_OK, "");

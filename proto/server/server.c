@@ -10,6 +10,13 @@
 
 #define STREAM_WINDOW_BYTES (64 * KVT_KIB)
 
+bool kvt_server_has_method(const struct kvt_server *server, uint32_t method_idx)
+{
+    enum kvt_method_type type = kvt_methods[method_idx].type;
+
+    return server->has_echo || (type != KVT_METHOD_ECHO && type != KVT_METHOD_ECHO_RING);
+}
+
 /* ---- rpc threads ------------------------------------------------------------------------------
  */
 
@@ -57,6 +64,8 @@ static int start_rpc(struct kvt_server *server, struct kvt_rpc *rpc)
     int r;
 
     for (uint32_t method = 0; method < KVT_METHODS; method++) {
+        if (!kvt_server_has_method(server, method))
+            continue;
         for (uint32_t i = 0; i < KVT_SERVER_POSTED; i++) {
             r = kvt_call_post(rpc, method);
             if (r < 0)
@@ -67,7 +76,6 @@ static int start_rpc(struct kvt_server *server, struct kvt_rpc *rpc)
     if (r < 0)
         return kvt_trace(r);
     rpc->is_running = true;
-    (void)server;
     return 0;
 }
 
@@ -102,7 +110,7 @@ static int make_grpc(struct kvt_server *server)
     if (server->creds == NULL || server->grpc == NULL)
         return kvt_trace(-ENOMEM);
     for (uint32_t i = 0; i < KVT_METHODS; i++) {
-        if (kvt_methods[i].path == NULL)
+        if (kvt_methods[i].path == NULL || !kvt_server_has_method(server, i))
             continue;
         server->registered[i] = grpc_server_register_method(server->grpc, kvt_methods[i].path, NULL,
                                                             GRPC_SRM_PAYLOAD_NONE, 0);
@@ -177,8 +185,8 @@ static int open_parts(struct kvt_server *server, int *ret_pid)
     return r < 0 ? kvt_trace(r) : 0;
 }
 
-int kvt_server_open(struct kvt_server **ret_server, const struct kvt_server_config *config,
-                    int *ret_pid)
+static int open_server(struct kvt_server **ret_server, const struct kvt_server_config *config,
+                       bool has_echo, int *ret_pid)
 {
     struct kvt_server *server;
     int r = check_config(config);
@@ -189,6 +197,7 @@ int kvt_server_open(struct kvt_server **ret_server, const struct kvt_server_conf
     if (server == NULL)
         return kvt_trace(-ENOMEM);
     server->config = *config;
+    server->has_echo = has_echo;
     set_empty(server);
     grpc_init();
     r = open_parts(server, ret_pid);
@@ -199,6 +208,18 @@ int kvt_server_open(struct kvt_server **ret_server, const struct kvt_server_conf
     }
     *ret_server = server;
     return 0;
+}
+
+int kvt_server_open(struct kvt_server **ret_server, const struct kvt_server_config *config,
+                    int *ret_pid)
+{
+    return open_server(ret_server, config, false, ret_pid);
+}
+
+int kvt_server_open_bench(struct kvt_server **ret_server, const struct kvt_server_config *config,
+                          int *ret_pid)
+{
+    return open_server(ret_server, config, true, ret_pid);
 }
 
 /* ---- stop, close ------------------------------------------------------------------------------

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "daemon/base/clock.h"
+#include "proto/server/internal.h"
 #include "tests/common/api_walk.h"
 
 void fake_answer(struct fake_service *fake, struct kvt_op *op)
@@ -203,7 +204,7 @@ void fake_server_start(struct fake_server *fake, struct kvt_server_config config
     config.streams_max = config.streams_max != 0 ? config.streams_max : 64;
     if (config.deadline_ns_max == 0)
         config.deadline_ns_max = 60 * KVT_NS_PER_S;
-    if (kvt_server_open(&fake->server, &config, &pid) != 0)
+    if (kvt_server_open_bench(&fake->server, &config, &pid) != 0)
         abort();
 }
 

@@ -11,7 +11,7 @@
 #include "tests/common/api_walk.h"
 #include "tests/common/fake_service.h"
 
-static struct kvt_op *expected; /* the request in flight; there is one at a time */
+static _Atomic(struct kvt_op *) expected; /* the request in flight; one at a time */
 static _Atomic(const char *) wrong_field;
 static atomic_uint progress_sent, progress_seen;
 
@@ -21,9 +21,8 @@ static bool check_request(struct fake_service *fake, struct kvt_op *op)
 
     if (op->kind == KVT_OP_DETACH || op->kind == KVT_OP_HEALTH)
         return false;
-    field = api_compare_requests(expected, op);
-    if (field != NULL)
-        atomic_store(&wrong_field, field);
+    field = api_compare_requests(atomic_load(&expected), op);
+    atomic_store(&wrong_field, field); /* also says that the request is not looked at any more */
     if (op->kind == KVT_OP_PROMOTE && op->progress != NULL) {
         struct kvt_api_progress progress = {.group = 0,
                                             .groups_count = op->req.promote.layer_groups};
@@ -77,7 +76,7 @@ static int one_kind(struct fake_server *fake, struct kvt_client *client, enum kv
     atomic_store(&fake->service.answer_size, size);
     if (kind == KVT_OP_HEALTH)
         answer.ans.health.is_serving = true;
-    expected = &answer;
+    atomic_store(&expected, &answer);
     one_call(client, &op);
     if (op.code != KVT_CODE_OK)
         return fail(kvt_op_kind_text(kind), op.message, seed);
