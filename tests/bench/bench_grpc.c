@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/clock.h"
 #include "proto/client/internal.h"
 #include "proto/codec/codec.h"
 #include "tests/bench/bench.h"
@@ -112,24 +113,20 @@ static void measure(struct kvt_client *client, uint32_t tokens_count, uint32_t r
 static void add_rows(struct bench *bench, const char *mode, const char *size,
                      const double us[WHATS], double inline_target)
 {
-    static char names[BENCH_ROWS_MAX][96];
-    static unsigned used;
-    char *name = names[used++];
+    char name[128];
 
-    (void)snprintf(name, sizeof(names[0]), "gRPC Lookup, %s, %s", size, mode);
-    bench_add(bench, &(struct bench_row){.figure = name,
+    (void)snprintf(name, sizeof(name), "gRPC Lookup, %s, %s", size, mode);
+    bench_row(bench, &(struct bench_row){.name = name,
                                          .value = us[LOOKUP],
-                                         .unit = "µs",
-                                         .limit = "echo answered inline",
-                                         .limit_value = us[ECHO_INLINE],
-                                         .kind = BENCH_RATIO_AT_MOST,
+                                         .unit = "us",
+                                         .limit_name = "echo answered inline",
+                                         .limit = us[ECHO_INLINE],
                                          .target = inline_target});
-    bench_add(bench, &(struct bench_row){.figure = name,
+    bench_row(bench, &(struct bench_row){.name = name,
                                          .value = us[LOOKUP],
-                                         .unit = "µs",
-                                         .limit = "echo through the service's ring",
-                                         .limit_value = us[ECHO_RING],
-                                         .kind = BENCH_RATIO_AT_MOST,
+                                         .unit = "us",
+                                         .limit_name = "echo through the service's ring",
+                                         .limit = us[ECHO_RING],
                                          .target = inline_target < 1.2 ? 1.15 : 1.1});
 }
 
@@ -161,10 +158,8 @@ static void run_mode(struct bench *bench, bool is_reply_inline)
 int main(int argc, char **argv)
 {
     struct bench bench;
-    int status = bench_begin(&bench, argc, argv);
 
-    if (status != 0)
-        return status - 1;
+    bench_begin(&bench, "grpc", argc, argv);
     for (uint32_t i = 0; i < KVT_COUNT_OF(tokens); i++)
         tokens[i] = i * 2654435761u;
     kvt_client_library_init();
