@@ -120,7 +120,7 @@ int kvt_radix_put(struct kvt_radix *radix, struct kvt_radix_block block, uint32_
     uint32_t pos;
     struct node *node = block_node_live(radix, block, &pos);
     struct ns *ns;
-    uint8_t *mask, fresh;
+    uint8_t *mask, *masks, fresh;
 
     if (node == NULL)
         return KVT_RADIX_E_STALE;
@@ -141,9 +141,11 @@ int kvt_radix_put(struct kvt_radix *radix, struct kvt_radix_block block, uint32_
         place_add(radix, node, component, bit, 1);
     }
     node->any[component] |= bits;
-    if ((node->all[component] | bits) != node->all[component])
+    /* Blocks of a run are put one after the other: while the last has nothing, nothing is full. */
+    masks = mask - pos;
+    if ((masks[node->cut - 1] & bits & (uint8_t)~node->all[component]) != 0)
         summarise_component(radix, node, component);
-    if ((node->flags & NODE_HOLE) && (ns->full_mask >> component & 1))
+    if ((node->flags & NODE_HOLE) && (ns->full_mask >> component & 1) && masks[node->cut - 1] != 0)
         hole_refresh(radix, node);
     return 0;
 }

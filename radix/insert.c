@@ -132,6 +132,10 @@ static bool blocks_hang(struct kvt_radix *radix, const struct kvt_radix_prefix *
         }
     }
     if (top != NULL) {
+        if (walk->has_hash) {
+            top->hash = walk->hash;
+            top->flags |= NODE_HASH_KNOWN;
+        }
         node_attach(radix, node, top);
         chain_place(radix, top);
     }

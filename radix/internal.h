@@ -122,6 +122,7 @@ static_assert(sizeof(struct node) == 128, "two cache lines");
 #define NODE_DETACHED 16u
 #define NODE_REAP 32u /* on the reaper's list */
 #define NODE_PARKED 64u
+#define NODE_HASH_KNOWN 128u /* until it is attached: @hash is right already */
 
 struct recency {
     uint32_t oldest, newest;
@@ -254,8 +255,8 @@ static inline uint64_t bits_below(uint32_t count)
 
 /* ---- pool.c ---------------------------------------------------------------------------------- */
 
-KVT_MUST_USE int pool_init(struct pool *pool, size_t memory_bytes, uint64_t buckets_count,
-                           uint32_t **ret_buckets);
+KVT_MUST_USE int pool_init(struct pool *pool, const struct kvt_radix_config *config,
+                           uint64_t buckets_count, uint32_t **ret_buckets);
 void pool_deinit(struct pool *pool);
 /* NULL: no room. The object is not zeroed. */
 KVT_MUST_USE void *pool_take(struct pool *pool, uint32_t cls);
@@ -372,6 +373,8 @@ struct walk {
     uint32_t pos;
     uint64_t matched_blocks, prefix_blocks;
     uint64_t base_blocks; /* before the prefix: of the cursor */
+    uint32_t hash;        /* of the next block, if no child of @node begins with it */
+    bool has_hash;
 };
 KVT_MUST_USE int radix_walk(const struct kvt_radix *radix, const struct kvt_radix_prefix *prefix,
                             struct walk *ret_walk);

@@ -75,11 +75,12 @@ static uint32_t run_match(const struct kvt_radix *radix, const struct node *node
 }
 
 /* The child that begins with the next block, and how many blocks of it match. */
-static struct node *child_match(const struct kvt_radix *radix, struct node *node,
+static struct node *child_match(const struct kvt_radix *radix, struct walk *walk,
                                 const uint32_t *tokens, uint64_t blocks,
                                 const uint8_t (*extra_keys)[KVT_EXTRA_KEY_BYTES],
                                 uint32_t *ret_same)
 {
+    struct node *node = walk->node;
     const uint32_t parent = ref_of(radix, node), first_idx = node->first_idx + node->cut;
     uint32_t hash, ref;
 
@@ -105,6 +106,8 @@ static struct node *child_match(const struct kvt_radix *radix, struct node *node
         }
         ref = child->hash_next;
     }
+    walk->hash = hash;
+    walk->has_hash = true;
     return NULL;
 }
 
@@ -154,7 +157,7 @@ int radix_walk(const struct kvt_radix *radix, const struct kvt_radix_prefix *pre
         if (walk.pos < node->cut) {
             same = run_match(radix, node, walk.pos, tokens, left, extra_keys);
         } else {
-            node = child_match(radix, node, tokens, left, extra_keys, &same);
+            node = child_match(radix, &walk, tokens, left, extra_keys, &same);
             at = 0;
         }
         if (same == 0)

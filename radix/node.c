@@ -316,8 +316,9 @@ static void child_hash(struct kvt_radix *radix, struct node *child)
 {
     if (child->flags & NODE_HASHED)
         return;
-    child->hash = first_block_hash(radix, node_tokens(radix, child),
-                                   ns_of(radix, child)->block_tokens, node_extra(radix, child));
+    if (!(child->flags & NODE_HASH_KNOWN))
+        child->hash = first_block_hash(radix, node_tokens(radix, child),
+                                       ns_of(radix, child)->block_tokens, node_extra(radix, child));
     bucket_insert(radix, child);
 }
 
@@ -339,6 +340,7 @@ void node_attach(struct kvt_radix *radix, struct node *parent, struct node *chil
     parent->children_count++;
     if (parent->children_count > 1)
         child_hash(radix, child);
+    child->flags &= (uint8_t)~NODE_HASH_KNOWN;
 }
 
 void node_unlink(struct kvt_radix *radix, struct node *child)

@@ -38,9 +38,10 @@ static void classes_init(struct pool *pool)
         pool->classes[i].per_page = page_bytes / pool->classes[i].bytes;
 }
 
-int pool_init(struct pool *pool, size_t memory_bytes, uint64_t buckets_count,
+int pool_init(struct pool *pool, const struct kvt_radix_config *config, uint64_t buckets_count,
               uint32_t **ret_buckets)
 {
+    const size_t memory_bytes = config->memory_bytes;
     size_t page_bytes, tables_bytes;
     uint32_t fixed_pages;
 
@@ -61,6 +62,8 @@ int pool_init(struct pool *pool, size_t memory_bytes, uint64_t buckets_count,
     if (memory_bytes >= 64 * KVT_MIB)
         (void)madvise(pool->region, pool->region_bytes, MADV_HUGEPAGE); /* advice only */
     (void)madvise(pool->region, pool->region_bytes, MADV_DONTDUMP);     /* prompts, in clear */
+    for (size_t at = 0; config->is_populated && at < pool->region_bytes; at += 4096)
+        ((volatile uint8_t *)pool->region)[at] = 0;
     pool->pages = (struct page *)(void *)pool->region;
     tables_bytes = kvt_round_up(pool->pages_count * sizeof(struct page), KVT_CACHE_LINE_BYTES);
     *ret_buckets = (uint32_t *)(void *)(pool->region + tables_bytes);

@@ -26,7 +26,7 @@ int kvt_radix_new(struct kvt_radix **ret_radix, const struct kvt_radix_config *c
     radix->namespaces_max = config->namespaces_max;
     radix->roots_max = config->roots_max;
     radix->clock = 1;
-    r = pool_init(&radix->pool, config->memory_bytes, buckets, &radix->buckets);
+    r = pool_init(&radix->pool, config, buckets, &radix->buckets);
     if (r == 0) {
         radix->namespaces = kvt_alloc_zeroed(config->namespaces_max, sizeof(struct ns));
         if (radix->namespaces == NULL)

@@ -52,6 +52,7 @@ struct kvt_radix_config {
     /* Bits that kvt_radix_victims may be asked about; 0: every bit but HOLD. A node keeps memory
      * for the recency records of each (32 bytes a bit and component): name those that are used. */
     uint8_t mask_evictable;
+    bool is_populated; /* touch all of the memory at start: no page is cleared while serving */
 };
 
 struct kvt_radix_spec {

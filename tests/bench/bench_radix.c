@@ -6,16 +6,18 @@
  * in the same state (warm, or after the caches were flushed), a bare hash table in C. */
 #include "tests/bench/bench_radix.h"
 
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-struct kvt_radix *bench_radix_new(size_t memory_bytes)
+struct kvt_radix *bench_radix_new(size_t memory_bytes, bool is_populated)
 {
     const struct kvt_radix_config config = {.memory_bytes = memory_bytes,
                                             .seed = 0x5eed,
                                             .namespaces_max = 4,
                                             .roots_max = 16,
-                                            .mask_evictable = 0x07};
+                                            .mask_evictable = 0x07,
+                                            .is_populated = is_populated};
     struct kvt_radix *radix;
 
     if (kvt_radix_new(&radix, &config) != 0) {
@@ -75,6 +77,9 @@ int main(int argc, char **argv)
     struct bench bench;
     int r = 0;
 
+    /* The hash tables that are compared with get memory that was used before, as the tree does. */
+    (void)mallopt(M_MMAP_THRESHOLD, 1 << 30);
+    (void)mallopt(M_TRIM_THRESHOLD, INT32_MAX);
     bench_begin(&bench, "radix", argc, argv);
     leaves = (uint32_t)bench_arg_u64(argc, argv, "--leaves", bench.is_quick ? 10000 : 1000000);
     rounds = (uint32_t)bench_arg_u64(argc, argv, "--rounds", bench.is_quick ? 5 : 201);
@@ -83,6 +88,6 @@ int main(int argc, char **argv)
     for (uint32_t count = leaves / 100; count <= leaves; count *= 10)
         bench_radix_evict(&bench, count);
     if (trace != NULL)
-        r = bench_radix_trace(&bench, trace);
+        r = bench_radix_trace(&bench, trace, true) | bench_radix_trace(&bench, trace, false);
     return bench_end(&bench) != 0 || r != 0;
 }

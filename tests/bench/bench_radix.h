@@ -6,7 +6,7 @@
 
 #define BENCH_RADIX_BLOCK_TOKENS 64u
 
-struct kvt_radix *bench_radix_new(size_t memory_bytes);
+struct kvt_radix *bench_radix_new(size_t memory_bytes, bool is_populated);
 /* full, or full + a window of @window_tokens (0: none). */
 struct kvt_radix_ns bench_radix_ns(struct kvt_radix *radix, uint32_t window_tokens);
 /* Inserts, gives every new block of every component bit @bits[i % 2], settles; the last block. */
@@ -19,4 +19,4 @@ void bench_radix_lookup(struct bench *bench, uint32_t rounds);
 void bench_radix_insert(struct bench *bench, uint32_t leaves);
 void bench_radix_evict(struct bench *bench, uint32_t leaves);
 /* Returns 0, or 1 when the file cannot be read. */
-int bench_radix_trace(struct bench *bench, const char *path);
+int bench_radix_trace(struct bench *bench, const char *path, bool is_populated);
