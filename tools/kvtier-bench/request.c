@@ -171,6 +171,7 @@ static void add_move(struct bench_worker *worker, struct kvt_api_moves *moves, u
     memcpy(worker->move_ids[c] + (uint64_t)moves->count * each, ids_of(worker, c, block),
            each * sizeof(uint64_t));
     moves->count++;
+    moves->engine_blocks_count += each;
 }
 
 /* Blocks in @wanted state (or in any, HELD and better) of @span as the next Moves of a request. */

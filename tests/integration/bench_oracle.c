@@ -1,0 +1,403 @@
+/* Does kvtier-bench see what it is there to see? It runs against a naive cache (a table of payloads
+ * behind the real gRPC server) that can be told to flip a byte, to serve another block's bytes, or
+ * to leave a block out: the first two must end in exit status 1, the third must not, and an engine
+ * that is killed must change nothing but the hits.
+ *
+ * The cache is one hash table of (chain, component, rank) -> payload; it never evicts; leases and
+ * tickets are lists of chains that live until the end. Service thread only. */
+#include <cjson/cJSON.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "daemon/base/guard.h"
+#include "daemon/base/hash.h"
+#include "proto/client/client.h"
+#include "tests/common/fake_service.h"
+#include "tiers/client.h"
+
+#define SLOTS (1u << 17)
+#define PATHS_MAX 20000u
+#define SESSIONS_MAX 512u
+#define BLOCK_TOKENS 64u
+
+enum lie { LIE_NONE, LIE_FLIP, LIE_OTHER_BLOCK, LIE_LEAVE_OUT };
+
+struct payload {
+    uint64_t key;
+    uint8_t *bytes;
+};
+
+struct path { /* of a lease or a ticket */
+    uint64_t *chains;
+    uint64_t count;
+};
+
+struct seat { /* a session */
+    bool is_used;
+    uint32_t rank;
+    struct kvt_region *region;
+    struct kvt_layout layouts[KVT_COMPONENTS_MAX];
+};
+
+struct cache {
+    enum lie lie;
+    uint64_t promoted; /* every so many are lied about */
+    uint32_t components_count, ranks;
+    uint64_t block_bytes[KVT_COMPONENTS_MAX];
+    struct payload slots[SLOTS];
+    struct path paths[PATHS_MAX];
+    uint64_t paths_count;
+    struct seat seats[SESSIONS_MAX];
+    uint32_t seats_count;
+};
+
+static struct cache cache;
+
+static struct payload *slot_of(uint64_t chain, uint32_t component, uint32_t rank)
+{
+    uint64_t key = (chain ^ ((uint64_t)(component + 1) << 20 | (rank + 1))) | 1;
+    uint64_t at = key % SLOTS;
+
+    while (cache.slots[at].key != 0 && cache.slots[at].key != key)
+        at = (at + 1) % SLOTS;
+    cache.slots[at].key = key;
+    return &cache.slots[at];
+}
+
+/* All ranks and components of it are there: the naive cache knows whole blocks only. */
+static bool has_component(uint64_t chain, uint32_t component)
+{
+    for (uint32_t rank = 0; rank < cache.ranks; rank++)
+        if (slot_of(chain, component, rank)->bytes == NULL)
+            return false;
+    return true;
+}
+
+static uint64_t new_path(const struct kvt_api_prefix *prefix)
+{
+    struct path *path = &cache.paths[cache.paths_count];
+    uint64_t chain = kvt_hash64(prefix->salt.at, prefix->salt.bytes, 5);
+
+    KVT_ASSERT(cache.paths_count < PATHS_MAX);
+    path->count = prefix->tokens_count / BLOCK_TOKENS;
+    path->chains = calloc(path->count + 1, sizeof(uint64_t));
+    KVT_ASSERT(path->chains != NULL);
+    for (uint64_t i = 0; i < path->count; i++) {
+        chain = kvt_hash64(prefix->tokens + i * BLOCK_TOKENS, BLOCK_TOKENS * 4, chain);
+        path->chains[i] = chain;
+    }
+    return cache.paths_count++;
+}
+
+static void serve_attach(struct kvt_op *op)
+{
+    const struct kvt_req_attach *req = &op->req.attach;
+    struct seat *seat = &cache.seats[cache.seats_count++];
+
+    KVT_ASSERT(cache.seats_count < SESSIONS_MAX);
+    seat->is_used = true;
+    seat->rank = req->rank;
+    seat->region = req->regions_count > 0 ? req->regions[0].mapping : NULL;
+    for (uint32_t i = 0; i < req->layouts_count; i++) {
+        const struct kvt_api_layout *from = &req->layouts[i];
+        struct kvt_layout *to = &seat->layouts[from->component];
+
+        to->pieces_count = from->pieces_count;
+        to->engine_blocks_per_block = from->engine_blocks_per_block;
+        to->pieces = calloc(from->pieces_count, sizeof(to->pieces[0]));
+        KVT_ASSERT(to->pieces != NULL);
+        for (uint32_t p = 0; p < from->pieces_count; p++)
+            to->pieces[p] = (struct kvt_layout_piece){
+                .region_idx = from->pieces[p].region_idx,
+                .bytes = from->pieces[p].bytes,
+                .offset_bytes = from->pieces[p].offset_bytes,
+                .stride_bytes = from->pieces[p].stride_bytes,
+            };
+        if (kvt_layout_resolve(to, seat->region, 1, cache.block_bytes[from->component]) != 0)
+            kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT, "layout");
+    }
+    op->ans.attach.session = (struct kvt_handle){1, cache.seats_count, 7};
+    op->ans.attach.api_version = 1;
+}
+
+static void serve_detach(struct kvt_op *op)
+{
+    struct seat *seat = &cache.seats[op->req.detach.session.id - 1];
+
+    if (seat->region != NULL) {
+        kvt_region_close(seat->region);
+        free(seat->region);
+    }
+    for (uint32_t c = 0; c < KVT_COMPONENTS_MAX; c++)
+        free(seat->layouts[c].pieces);
+    *seat = (struct seat){0};
+}
+
+static void serve_lookup(struct kvt_op *op)
+{
+    const struct kvt_req_lookup *req = &op->req.lookup;
+    struct kvt_ans_lookup *ans = &op->ans.lookup;
+    uint64_t id = new_path(&req->prefix), blocks = 0;
+    const struct path *path = &cache.paths[id];
+
+    while (blocks < path->count && (blocks + 1) * BLOCK_TOKENS <= req->limit_tokens &&
+           has_component(path->chains[blocks], 0))
+        blocks++;
+    /* The boundary is legal only where the last block has everything. */
+    for (; blocks > 0; blocks--) {
+        uint32_t c = 0;
+
+        while (c < cache.components_count && has_component(path->chains[blocks - 1], c))
+            c++;
+        if (c == cache.components_count)
+            break;
+    }
+    ans->boundary_tokens = blocks * BLOCK_TOKENS;
+    ans->components_count = cache.components_count;
+    for (uint32_t c = 0; c < cache.components_count; c++)
+        ans->components[c].tokens_at[1] = ans->boundary_tokens;
+    if (blocks > 0)
+        ans->lease = (struct kvt_handle){1, id + 1, 7};
+}
+
+static struct kvt_client_view view_of(struct seat *seat, const struct kvt_api_moves *moves,
+                                      uint32_t i)
+{
+    const struct kvt_layout *layout = &seat->layouts[moves->component];
+
+    return (struct kvt_client_view){
+        .layout = layout,
+        .engine_blocks = moves->engine_blocks + (uint64_t)i * layout->engine_blocks_per_block,
+        .end_piece = layout->pieces_count,
+    };
+}
+
+/* What the cache says it has: with the lie on, not always the truth. */
+static uint8_t promote_one(struct seat *seat, const struct kvt_api_moves *moves, uint32_t i,
+                           const struct path *path)
+{
+    struct kvt_client_view view = view_of(seat, moves, i);
+    uint64_t chain = path->chains[moves->block_idx[i]];
+    bool is_lie = cache.lie != LIE_NONE && ++cache.promoted % 100 == 0;
+    uint8_t *bytes;
+    int r;
+
+    if (is_lie && cache.lie == LIE_OTHER_BLOCK && moves->block_idx[i] > 0)
+        chain = path->chains[moves->block_idx[i] - 1];
+    bytes = slot_of(chain, moves->component, seat->rank)->bytes;
+    if (bytes == NULL || (is_lie && cache.lie == LIE_LEAVE_OUT))
+        return KVT_MOVE_MISS;
+    if (is_lie && cache.lie == LIE_FLIP)
+        bytes[cache.promoted % cache.block_bytes[moves->component]] ^= 4;
+    r = kvt_client_scatter(&view, bytes);
+    if (is_lie && cache.lie == LIE_FLIP)
+        bytes[cache.promoted % cache.block_bytes[moves->component]] ^= 4;
+    return r == 0 ? KVT_MOVE_DONE : KVT_MOVE_CLIENT_GONE;
+}
+
+static uint8_t demote_one(struct seat *seat, const struct kvt_api_moves *moves, uint32_t i,
+                          const struct path *path)
+{
+    struct kvt_client_view view = view_of(seat, moves, i);
+    struct payload *slot = slot_of(path->chains[moves->block_idx[i]], moves->component, seat->rank);
+
+    if (slot->bytes != NULL)
+        return KVT_MOVE_PRESENT;
+    slot->bytes = malloc(cache.block_bytes[moves->component]);
+    KVT_ASSERT(slot->bytes != NULL);
+    return kvt_client_gather(&view, slot->bytes, NULL) == 0 ? KVT_MOVE_DONE : KVT_MOVE_CLIENT_GONE;
+}
+
+static void serve_moves(struct kvt_op *op)
+{
+    bool is_promote = op->kind == KVT_OP_PROMOTE;
+    const struct kvt_api_moves *list = is_promote ? op->req.promote.moves : op->req.demote.moves;
+    uint32_t count = is_promote ? op->req.promote.moves_count : op->req.demote.moves_count;
+    struct kvt_handle session = is_promote ? op->req.promote.session : op->req.demote.session;
+    struct kvt_handle handle = is_promote ? op->req.promote.lease : op->req.demote.ticket;
+    struct kvt_api_results *results = is_promote ? &op->ans.promote.moves : &op->ans.demote.moves;
+    struct seat *seat = &cache.seats[session.id - 1];
+
+    for (uint32_t m = 0; m < count; m++) {
+        results->count[m] = list[m].count;
+        results->results[m] = kvt_arena_alloc(op->arena, list[m].count);
+        KVT_ASSERT(results->results[m] != NULL);
+        for (uint32_t i = 0; i < list[m].count; i++)
+            results->results[m][i] =
+                is_promote ? promote_one(seat, &list[m], i, &cache.paths[handle.id - 1])
+                           : demote_one(seat, &list[m], i, &cache.paths[handle.id - 1]);
+    }
+    if (is_promote)
+        op->ans.promote.is_quiesced = true;
+    else
+        op->ans.demote.is_quiesced = true;
+}
+
+static void serve_reserve(struct kvt_op *op)
+{
+    const struct kvt_req_reserve *req = &op->req.reserve;
+    struct kvt_ans_reserve *ans = &op->ans.reserve;
+    uint64_t id = new_path(&req->prefix);
+
+    ans->wants_count = req->wants_count;
+    for (uint32_t w = 0; w < req->wants_count; w++) {
+        const struct kvt_api_range *range = &req->wants[w];
+
+        ans->count[w] = (uint32_t)(range->end_block_idx - range->first_block_idx);
+        ans->states[w] = kvt_arena_alloc(op->arena, ans->count[w]);
+        KVT_ASSERT(ans->states[w] != NULL && range->end_block_idx <= cache.paths[id].count);
+        for (uint32_t i = 0; i < ans->count[w]; i++)
+            ans->states[w][i] =
+                has_component(cache.paths[id].chains[range->first_block_idx + i], range->component)
+                    ? KVT_RESERVE_PRESENT
+                    : KVT_RESERVE_MISSING;
+    }
+    ans->ticket = (struct kvt_handle){1, id + 1, 7};
+}
+
+static void serve_open(struct kvt_op *op)
+{
+    const struct kvt_req_open_namespace *req = &op->req.open_namespace;
+
+    KVT_ASSERT(req->block_tokens == BLOCK_TOKENS);
+    cache.components_count = req->components_count;
+    cache.ranks = req->ranks;
+    for (uint32_t c = 0; c < req->components_count; c++)
+        cache.block_bytes[c] = req->components[c].bytes_per_block;
+    op->ans.open_namespace.ns = (struct kvt_handle){1, 1, 7};
+}
+
+static bool serve(struct fake_service *fake, struct kvt_op *op)
+{
+    memset(&op->ans, 0, sizeof(op->ans));
+    op->code = KVT_CODE_OK;
+    if (op->kind == KVT_OP_OPEN_NAMESPACE)
+        serve_open(op);
+    else if (op->kind == KVT_OP_ATTACH)
+        serve_attach(op);
+    else if (op->kind == KVT_OP_DETACH)
+        serve_detach(op);
+    else if (op->kind == KVT_OP_LOOKUP)
+        serve_lookup(op);
+    else if (op->kind == KVT_OP_RESERVE)
+        serve_reserve(op);
+    else if (op->kind == KVT_OP_PROMOTE || op->kind == KVT_OP_DEMOTE)
+        serve_moves(op);
+    atomic_fetch_sub(&fake->running, 1);
+    op->done(op);
+    return true;
+}
+
+static int region_open(void *ctx, int memfd, uint64_t bytes, void **ret_mapping,
+                       const char **ret_why)
+{
+    struct kvt_region *region = calloc(1, sizeof(*region));
+    int r;
+
+    (void)ctx;
+    KVT_ASSERT(region != NULL);
+    r = kvt_region_open(region, memfd, bytes);
+    if (r != 0) {
+        free(region);
+        *ret_why = "region";
+        return r;
+    }
+    *ret_mapping = region;
+    return 0;
+}
+
+static void region_close(void *ctx, void *mapping)
+{
+    (void)ctx;
+    kvt_region_close(mapping);
+    free(mapping);
+}
+
+/* ---- the tests ------------------------------------------------------------------------------- */
+
+struct run {
+    int status;
+    uint64_t requests, verified_blocks, wrong_bytes, hit_tokens, kills, recomputed;
+};
+
+static uint64_t number_of(const cJSON *object, const char *name)
+{
+    const cJSON *item = cJSON_GetObjectItem(object, name);
+
+    KVT_ASSERT(cJSON_IsNumber(item));
+    return (uint64_t)cJSON_GetNumberValue(item);
+}
+
+static struct run run_bench(const char *program, const char *arguments, enum lie lie)
+{
+    static char text[1 << 16];
+    struct fake_server server;
+    char command[512];
+    struct run run = {0};
+    FILE *pipe;
+    size_t bytes;
+    cJSON *object;
+
+    memset(&cache, 0, sizeof(cache));
+    cache.lie = lie;
+    fake_server_start(&server, (struct kvt_server_config){0});
+    server.service.table.region_open = region_open;
+    server.service.table.region_close = region_close;
+    server.service.handle = serve;
+    (void)snprintf(command, sizeof(command),
+                   "%s synth --socket %s --json --quiet --limit 200 --sessions 8 --tenants 2 "
+                   "--bytes-per-token 64 %s",
+                   program, server.path, arguments);
+    pipe = popen(command, "r");
+    KVT_ASSERT(pipe != NULL);
+    bytes = fread(text, 1, sizeof(text) - 1, pipe);
+    text[bytes] = '\0';
+    run.status = WEXITSTATUS(pclose(pipe));
+    fake_server_stop(&server, KVT_NS_PER_S);
+    object = cJSON_Parse(text);
+    KVT_ASSERT(object != NULL);
+    run.requests = number_of(object, "requests");
+    run.verified_blocks = number_of(object, "verified_blocks");
+    run.wrong_bytes = number_of(object, "wrong_bytes");
+    run.hit_tokens = number_of(object, "hit_tokens");
+    run.kills = number_of(object, "engine_kills");
+    run.recomputed = number_of(object, "recomputed_blocks");
+    cJSON_Delete(object);
+    for (uint32_t i = 0; i < SLOTS; i++)
+        free(cache.slots[i].bytes);
+    for (uint64_t i = 0; i < cache.paths_count; i++)
+        free(cache.paths[i].chains);
+    printf("%-60s lie %d: status %d, %llu requests, %llu hit tokens, %llu verified, %llu wrong\n",
+           arguments, (int)lie, run.status, (unsigned long long)run.requests,
+           (unsigned long long)run.hit_tokens, (unsigned long long)run.verified_blocks,
+           (unsigned long long)run.wrong_bytes);
+    return run;
+}
+
+int main(int argc, char **argv)
+{
+    struct run run, plain;
+
+    KVT_ASSERT(argc == 2);
+    kvt_client_library_init(); /* the server's gRPC too: one start a process */
+    KVT_ASSERT(kvt_guard_install() == 0);
+    plain = run_bench(argv[1], "", LIE_NONE);
+    KVT_ASSERT(plain.status == 0 && plain.requests == 200 && plain.wrong_bytes == 0);
+    KVT_ASSERT(plain.verified_blocks * BLOCK_TOKENS == plain.hit_tokens && plain.hit_tokens > 0);
+    run = run_bench(argv[1], "--engine-block-tokens 64 --layers 1", LIE_FLIP);
+    KVT_ASSERT(run.status == 1 && run.wrong_bytes == run.verified_blocks / 100);
+    run = run_bench(argv[1], "", LIE_OTHER_BLOCK);
+    KVT_ASSERT(run.status == 1 && run.wrong_bytes > 4000);
+    run = run_bench(argv[1], "", LIE_LEAVE_OUT);
+    KVT_ASSERT(run.status == 0 && run.wrong_bytes == 0 && run.recomputed > 0);
+    run = run_bench(argv[1], "--preset hybrid --window 100 --ranks 2 --concurrency 2", LIE_NONE);
+    KVT_ASSERT(run.status == 0 && run.requests == 200 && run.verified_blocks > 0);
+    run = run_bench(argv[1], "--engines 2 --concurrency 2 --kill-engine-every 20", LIE_NONE);
+    KVT_ASSERT(run.status == 0 && run.requests == 200 && run.kills >= 5 && run.hit_tokens > 0);
+    run = run_bench(argv[1], "--no-verify", LIE_FLIP);
+    KVT_ASSERT(run.status == 0 && run.verified_blocks == 0);
+    kvt_client_library_deinit();
+    return 0;
+}
