@@ -28,6 +28,16 @@ void kvt_codec_pack(const struct kvt_codec_message *message, uint8_t *at);
  * decoded, mappings are the server's business; `sink` and peer_* are left 0. HEALTH and DETACH have
  * no request here. */
 KVT_MUST_USE int kvt_codec_decode_request(struct kvt_op *op, const uint8_t *at, size_t bytes);
+
+/* The same for a message that lies in pieces. Tokens of a large prefix are copied once, from the
+ * pieces to where the engine reads them; what is left is put together in @scratch, which is reset.
+ * @pieces_count at least 1. */
+struct kvt_codec_piece {
+    const uint8_t *at;
+    size_t bytes;
+};
+KVT_MUST_USE int kvt_codec_decode_pieces(struct kvt_op *op, const struct kvt_codec_piece *pieces,
+                                         uint32_t pieces_count, struct kvt_arena *scratch);
 KVT_MUST_USE int kvt_codec_encode_request(struct kvt_op *op, struct kvt_codec_message *ret_message);
 
 /* Unary answers, and Attach's first event and Promote's last. E_BAD of encode: the arena is full.

@@ -425,7 +425,7 @@ static int decode_stats(struct kvt_op *op, const uint8_t *at, size_t bytes)
     return kvt_codec_unpack(op, &kvtier__v1__stats_request__descriptor, at, bytes, &in);
 }
 
-int kvt_codec_decode_request(struct kvt_op *op, const uint8_t *at, size_t bytes)
+int kvt_codec_decode_kind(struct kvt_op *op, const uint8_t *at, size_t bytes)
 {
     static int (*const decoders[KVT_OP_KINDS])(struct kvt_op *, const uint8_t *, size_t) = {
         [KVT_OP_OPEN_NAMESPACE] = decode_open_namespace,
@@ -443,6 +443,11 @@ int kvt_codec_decode_request(struct kvt_op *op, const uint8_t *at, size_t bytes)
     };
 
     KVT_ASSERT((unsigned)op->kind < KVT_OP_KINDS && decoders[op->kind] != NULL);
-    memset(&op->req, 0, sizeof(op->req));
     return decoders[op->kind](op, at, bytes);
+}
+
+int kvt_codec_decode_request(struct kvt_op *op, const uint8_t *at, size_t bytes)
+{
+    memset(&op->req, 0, sizeof(op->req));
+    return kvt_codec_decode_kind(op, at, bytes);
 }

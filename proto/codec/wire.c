@@ -187,7 +187,7 @@ static int take_extra_keys(struct kvt_op *op, const Kvtier__V1__Prefix *in,
         if (i > 0 && key->block_idx <= keys[i - 1].block_idx)
             return kvt_codec_bad(op, "prefix.extra_keys[%zu].block_idx: %u does not rise", i,
                                  key->block_idx);
-        if (key->block_idx >= in->tokens.len / 4)
+        if (key->block_idx >= ret_prefix->tokens_count)
             return kvt_codec_bad(op, "prefix.extra_keys[%zu].block_idx: %u is beyond the tokens", i,
                                  key->block_idx);
         keys[i].block_idx = key->block_idx;
@@ -203,6 +203,8 @@ int kvt_codec_take_prefix(struct kvt_op *op, const Kvtier__V1__Prefix *in,
                           struct kvt_api_prefix *ret_prefix)
 {
     static const uint32_t no_tokens[1];
+    const uint32_t *taken = ret_prefix->tokens;
+    uint64_t taken_count = ret_prefix->tokens_count;
 
     *ret_prefix = (struct kvt_api_prefix){.salt.at = "", .lora.at = "", .tokens = no_tokens};
     if (in == NULL)
@@ -222,6 +224,9 @@ int kvt_codec_take_prefix(struct kvt_op *op, const Kvtier__V1__Prefix *in,
         KVT_ASSERT((uintptr_t)in->tokens.data % sizeof(uint32_t) == 0);
         ret_prefix->tokens = (const uint32_t *)(const void *)in->tokens.data;
         ret_prefix->tokens_count = in->tokens.len / 4;
+    } else if (taken_count > 0) {
+        ret_prefix->tokens = taken;
+        ret_prefix->tokens_count = taken_count;
     }
     return take_extra_keys(op, in, ret_prefix);
 }

@@ -45,8 +45,12 @@ KVT_MUST_USE int kvt_codec_take_text(struct kvt_op *op, const ProtobufCBinaryDat
                                      struct kvt_text *ret_text);
 KVT_MUST_USE int kvt_codec_take_count(struct kvt_op *op, uint64_t count, const char *field,
                                       uint64_t count_min, uint64_t count_max);
+/* Tokens that @ret_prefix already has were taken out of the message before it was unpacked
+ * (pieces.c); such a message cannot be told from one whose last tokens field came first. */
 KVT_MUST_USE int kvt_codec_take_prefix(struct kvt_op *op, const Kvtier__V1__Prefix *in,
                                        struct kvt_api_prefix *ret_prefix);
+/* The decoder of op->kind; op->req is cleared but for tokens taken out before. */
+KVT_MUST_USE int kvt_codec_decode_kind(struct kvt_op *op, const uint8_t *at, size_t bytes);
 KVT_MUST_USE int kvt_codec_take_component(struct kvt_op *op, const Kvtier__V1__Component *in,
                                           struct kvt_api_component *ret_component);
 

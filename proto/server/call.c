@@ -18,6 +18,7 @@
 #define SERVICE "/kvtier.v1.KvTier/"
 #define ADMIN "/kvtier.v1.KvTierAdmin/"
 #define OVERDUE_SLACK_NS KVT_NS_PER_S
+#define PIECES_MAX 128u
 
 const struct kvt_method kvt_methods[KVT_METHODS] = {
     {SERVICE "OpenNamespace", KVT_METHOD_UNARY, KVT_OP_OPEN_NAMESPACE, false},
@@ -285,9 +286,21 @@ static int decode_health(struct kvt_call *call, struct kvt_op *op, const uint8_t
     return 0;
 }
 
+/* A message in a few pieces: its tokens are copied once. */
+static int decode_pieces(struct kvt_call *call, struct kvt_op *op)
+{
+    struct kvt_codec_piece pieces[PIECES_MAX];
+    grpc_slice_buffer *slices = &call->received->data.raw.slice_buffer;
+
+    for (size_t i = 0; i < slices->count; i++)
+        pieces[i] = (struct kvt_codec_piece){.at = GRPC_SLICE_START_PTR(slices->slices[i]),
+                                             .bytes = GRPC_SLICE_LENGTH(slices->slices[i])};
+    return kvt_codec_decode_pieces(op, pieces, (uint32_t)slices->count, &call->rpc->flat);
+}
+
 static int decode(struct kvt_call *call, struct kvt_op *op)
 {
-    size_t bytes = 0;
+    size_t bytes = 0, count;
     const uint8_t *at;
     int r;
 
@@ -297,6 +310,10 @@ static int decode(struct kvt_call *call, struct kvt_op *op)
     }
     if (call->method->type == KVT_METHOD_ECHO || call->method->type == KVT_METHOD_ECHO_RING)
         return 0;
+    count = call->received->data.raw.slice_buffer.count;
+    if (call->received->data.raw.compression == GRPC_COMPRESS_NONE &&
+        call->method->type == KVT_METHOD_UNARY && count > 0 && count <= PIECES_MAX)
+        return decode_pieces(call, op);
     at = flatten(call, &bytes);
     if (at == NULL) {
         kvt_op_fail(op, KVT_CODE_UNIMPLEMENTED, "compressed messages are not accepted");

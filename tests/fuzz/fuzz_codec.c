@@ -11,7 +11,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static struct kvt_arena arenas[2];
+static struct kvt_arena arenas[2], scratch;
 static uint8_t packed[2 * KVT_MESSAGE_BYTES_MAX];
 
 static void round_trip(const struct kvt_op *op, enum kvt_op_kind kind)
@@ -29,6 +29,30 @@ static void round_trip(const struct kvt_op *op, enum kvt_op_kind kind)
     /* The walk does not list memfd tokens and treats a region without one as inline: skip those. */
     if (kind != KVT_OP_ATTACH && api_compare_requests(&first, &second) != NULL)
         abort();
+}
+
+/* In pieces it must mean the same as in one. */
+static void in_pieces(enum kvt_op_kind kind, const uint8_t *data, size_t size)
+{
+    struct kvt_op whole = {.kind = kind, .arena = &arenas[0]};
+    struct kvt_op split = {.kind = kind, .arena = &arenas[1]};
+    struct kvt_codec_piece pieces[3];
+    size_t first = size / 3 + size % 3, second = size / 3;
+    int r_whole, r_split;
+
+    pieces[0] = (struct kvt_codec_piece){data, first};
+    pieces[1] = (struct kvt_codec_piece){data + first, second};
+    pieces[2] = (struct kvt_codec_piece){data + first + second, size - first - second};
+    r_whole = kvt_codec_decode_request(&whole, data, size);
+    r_split = kvt_codec_decode_pieces(&split, pieces, 3, &scratch);
+    /* The arenas differ in size: "no memory" may differ. */
+    if ((r_whole == 0) != (r_split == 0) && whole.code != KVT_CODE_RESOURCE_EXHAUSTED)
+        abort();
+    if (r_whole == 0 && r_split == 0 && kind != KVT_OP_ATTACH &&
+        api_compare_requests(&whole, &split) != NULL)
+        abort();
+    kvt_arena_reset(&arenas[0]);
+    kvt_arena_reset(&arenas[1]);
 }
 
 static void small_messages(const uint8_t *data, size_t size)
@@ -51,7 +75,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     unsigned path;
 
     if (arenas[0].base == NULL && (kvt_arena_init(&arenas[0], 4 * KVT_MIB, KVT_MIB) != 0 ||
-                                   kvt_arena_init(&arenas[1], 64 * KVT_MIB, KVT_MIB) != 0))
+                                   kvt_arena_init(&arenas[1], 64 * KVT_MIB, KVT_MIB) != 0 ||
+                                   kvt_arena_init(&scratch, 16 * KVT_MIB, KVT_MIB) != 0))
         abort();
     if (size == 0)
         return 0;
@@ -65,6 +90,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (path == 2 * KVT_OP_KINDS || op.kind == KVT_OP_DETACH || op.kind == KVT_OP_HEALTH) {
         small_messages(data, size);
     } else if (path < KVT_OP_KINDS) {
+        in_pieces(op.kind, data, size);
         if (kvt_codec_decode_request(&op, data, size) == 0)
             round_trip(&op, op.kind);
         else if (op.code == KVT_CODE_OK || op.message[0] == '\0')
