@@ -209,7 +209,8 @@ static void dispatch_fill(struct kvt_store *store, struct kvt_job *job)
         return;
     }
     shards = kvt_store_component(store, cell)->shards;
-    if (!cell->is_claimed || job->rank >= shards || (cell->filled >> job->rank & 1u) != 0) {
+    if (!cell->is_claimed || job->rank >= shards ||
+        ((uint32_t)cell->filled >> job->rank & 1u) != 0) {
         kvt_store_end_job(store, job, KVT_MOVE_PRESENT);
         return;
     }
