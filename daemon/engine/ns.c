@@ -1,0 +1,440 @@
+/* Namespaces: what OpenNamespace declares, and how requests name prefixes inside one.
+ *
+ * A namespace's fingerprint is SHA-256 over a canonical encoding of the whole spec in which every
+ * text carries its length, so that two different specs never encode to the same bytes. The same
+ * spec is the same namespace. A root below it is selected by salt and LoRA; each is tagged, so that
+ * lora="X" and salt="X" are different roots:
+ *
+ *   root key:  1 | length (u16 LE) | salt | 2 | length (u16 LE) | LoRA
+ *
+ * Namespaces live until the daemon ends; there are at most namespaces_max of them. */
+#include <string.h>
+
+#include "daemon/base/alloc.h"
+#include "daemon/engine/internal.h"
+
+uint64_t eng_cell_bytes(const struct eng_ns *ns, uint32_t component)
+{
+    const struct kvt_api_component *c = &ns->components[component];
+
+    return c->bytes_per_block * (c->is_replicated ? 1u : ns->ranks);
+}
+
+uint32_t eng_shards_mask(const struct eng_ns *ns, uint32_t component)
+{
+    return ns->components[component].is_replicated ? 1u : (1u << ns->ranks) - 1u;
+}
+
+void eng_ns_deinit(struct eng_ns *ns)
+{
+    kvt_free(ns->texts);
+    *ns = (struct eng_ns){0};
+}
+
+void eng_ns_new_epoch(struct kvt_engine *engine, struct eng_ns *ns)
+{
+    ns->epoch++;
+    ns->cursor_secret = eng_secret(engine, ENG_HANDLE_NS, ns->idx, ns->epoch);
+}
+
+/* ---- the spec ---------------------------------------------------------------------------------
+ */
+
+struct encoder {
+    uint8_t *at; /* NULL: only counts */
+    size_t bytes;
+};
+
+static void put_bytes(struct encoder *encoder, const void *data, size_t bytes)
+{
+    if (encoder->at != NULL && bytes > 0)
+        memcpy(encoder->at + encoder->bytes, data, bytes);
+    encoder->bytes += bytes;
+}
+
+static void put_u64(struct encoder *encoder, uint64_t value)
+{
+    uint8_t le[8];
+
+    for (uint32_t i = 0; i < sizeof(le); i++)
+        le[i] = (uint8_t)(value >> (8 * i));
+    put_bytes(encoder, le, sizeof(le));
+}
+
+static void put_text(struct encoder *encoder, const struct kvt_text *text)
+{
+    put_u64(encoder, text->bytes);
+    put_bytes(encoder, text->at, text->bytes);
+}
+
+static void encode(struct encoder *encoder, const struct kvt_req_open_namespace *req)
+{
+    static const struct kvt_text format = {"kvtier namespace 1", 18};
+
+    put_text(encoder, &format);
+    put_u64(encoder, req->block_tokens);
+    put_u64(encoder, req->ranks);
+    put_u64(encoder, req->components_count);
+    for (uint32_t i = 0; i < req->components_count; i++) {
+        const struct kvt_api_component *c = &req->components[i];
+
+        put_u64(encoder, c->kind);
+        put_u64(encoder, c->window_tokens);
+        put_u64(encoder, c->bytes_per_block);
+        put_u64(encoder, c->is_replicated);
+        put_text(encoder, &c->name);
+    }
+    put_text(encoder, &req->model);
+    put_text(encoder, &req->revision);
+    put_text(encoder, &req->dtype);
+    put_text(encoder, &req->layout);
+    put_u64(encoder, req->tags_count);
+    for (uint32_t i = 0; i < req->tags_count; i++)
+        put_text(encoder, &req->tags[i]);
+}
+
+static bool component_is_valid(struct kvt_op *op, const struct kvt_api_component *c, uint32_t i)
+{
+    if (c->kind < KVT_COMPONENT_FULL || c->kind > KVT_COMPONENT_STATE) {
+        kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT,
+                    "component %u: kind %u is unknown (1 full, 2 sliding window, 3 state)", i,
+                    c->kind);
+        return false;
+    }
+    if (c->kind == KVT_COMPONENT_SLIDING_WINDOW ? c->window_tokens == 0 : c->window_tokens != 0) {
+        kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT,
+                    "component %u: window_tokens is %u; a sliding window needs at least 1, other "
+                    "kinds have none",
+                    i, c->window_tokens);
+        return false;
+    }
+    if (c->bytes_per_block == 0 || c->bytes_per_block > KVT_SHARD_BYTES_MAX) {
+        kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT,
+                    "component %u: %llu bytes a block is not within 1..%u", i,
+                    (unsigned long long)c->bytes_per_block, KVT_SHARD_BYTES_MAX);
+        return false;
+    }
+    return true;
+}
+
+static bool spec_is_valid(struct kvt_op *op, const struct kvt_req_open_namespace *req)
+{
+    if (req->block_tokens == 0 || req->block_tokens > KVT_BLOCK_TOKENS_MAX) {
+        kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT, "block_tokens %u is not within 1..%u",
+                    req->block_tokens, KVT_BLOCK_TOKENS_MAX);
+        return false;
+    }
+    if (req->ranks == 0 || req->ranks > KVT_RANKS_MAX) {
+        kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT, "%u ranks is not within 1..%u", req->ranks,
+                    KVT_RANKS_MAX);
+        return false;
+    }
+    if (req->components_count == 0 || req->components_count > KVT_COMPONENTS_MAX) {
+        kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT, "%u components is not within 1..%u",
+                    req->components_count, KVT_COMPONENTS_MAX);
+        return false;
+    }
+    for (uint32_t i = 0; i < req->components_count; i++) {
+        if (!component_is_valid(op, &req->components[i], i))
+            return false;
+    }
+    return true;
+}
+
+/* ---- making one -------------------------------------------------------------------------------
+ */
+
+static char *keep_text(char *at, const struct kvt_text *text, struct kvt_text *ret_text)
+{
+    if (text->bytes > 0)
+        memcpy(at, text->at, text->bytes);
+    *ret_text = (struct kvt_text){at, text->bytes};
+    return at + text->bytes;
+}
+
+static bool keep_spec(struct eng_ns *ns, const struct kvt_req_open_namespace *req)
+{
+    size_t bytes = (size_t)req->model.bytes + req->revision.bytes + req->dtype.bytes + 1;
+    char *at;
+
+    for (uint32_t i = 0; i < req->components_count; i++)
+        bytes += req->components[i].name.bytes;
+    at = ns->texts = kvt_alloc_zeroed(1, bytes);
+    if (at == NULL)
+        return false;
+    at = keep_text(at, &req->model, &ns->model);
+    at = keep_text(at, &req->revision, &ns->revision);
+    at = keep_text(at, &req->dtype, &ns->dtype);
+    ns->block_tokens = req->block_tokens;
+    ns->ranks = req->ranks;
+    ns->components_count = req->components_count;
+    for (uint32_t i = 0; i < req->components_count; i++) {
+        ns->components[i] = req->components[i];
+        at = keep_text(at, &req->components[i].name, &ns->components[i].name);
+    }
+    return true;
+}
+
+static int open_below(struct kvt_engine *engine, struct eng_ns *ns)
+{
+    struct kvt_radix_spec spec = {.block_tokens = ns->block_tokens,
+                                  .components_count = ns->components_count};
+    struct kvt_store_ns_config config = {.epoch = ns->epoch,
+                                         .block_tokens = ns->block_tokens,
+                                         .ranks = ns->ranks,
+                                         .components_count = ns->components_count};
+    int r;
+
+    memcpy(config.fingerprint, ns->fingerprint, sizeof(config.fingerprint));
+    for (uint32_t i = 0; i < ns->components_count; i++) {
+        spec.components[i].kind = (enum kvt_component_kind)ns->components[i].kind;
+        spec.components[i].window_tokens = ns->components[i].window_tokens;
+        config.components[i].bytes_per_block = ns->components[i].bytes_per_block;
+        config.components[i].is_replicated = ns->components[i].is_replicated;
+    }
+    r = kvt_radix_ns_open(engine->radix, &spec, &ns->radix_ns);
+    if (r != 0)
+        return r < 0 ? r : -ENOSPC;
+    r = kvt_store_ns_open(engine->store, ns->radix_ns, &config);
+    if (r != 0)
+        kvt_radix_ns_close(engine->radix, ns->radix_ns);
+    return r;
+}
+
+static struct eng_ns *make(struct kvt_engine *engine, struct kvt_op *op,
+                           const uint8_t fingerprint[KVT_FINGERPRINT_BYTES])
+{
+    struct eng_ns *ns = &engine->ns[engine->ns_count];
+    int r;
+
+    if (engine->ns_count >= engine->config.namespaces_max) {
+        kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED,
+                    "%u namespaces are open, the most there can be", engine->ns_count);
+        return NULL;
+    }
+    *ns = (struct eng_ns){.idx = engine->ns_count};
+    memcpy(ns->fingerprint, fingerprint, sizeof(ns->fingerprint));
+    eng_ns_new_epoch(engine, ns);
+    if (!keep_spec(ns, &op->req.open_namespace)) {
+        kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED, "no memory for another namespace");
+        eng_ns_deinit(ns);
+        return NULL;
+    }
+    r = open_below(engine, ns);
+    if (r == KVT_STORE_E_TOO_BIG) {
+        kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT,
+                    "a block of this model does not fit a tier: make the tiers larger or "
+                    "block_tokens smaller");
+    } else if (r == -EINVAL) {
+        kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT, "this spec is not one that can be served");
+    } else if (r != 0) {
+        kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED, "no room for another namespace");
+    } else {
+        ns->is_open = true;
+        engine->ns_count++;
+        return ns;
+    }
+    eng_ns_deinit(ns);
+    return NULL;
+}
+
+static struct eng_ns *find(struct kvt_engine *engine,
+                           const uint8_t fingerprint[KVT_FINGERPRINT_BYTES])
+{
+    for (uint32_t i = 0; i < engine->ns_count; i++) {
+        if (memcmp(engine->ns[i].fingerprint, fingerprint, KVT_FINGERPRINT_BYTES) == 0)
+            return &engine->ns[i];
+    }
+    return NULL;
+}
+
+static bool fingerprint_of(struct kvt_op *op, uint8_t ret_digest[KVT_FINGERPRINT_BYTES])
+{
+    struct encoder encoder = {0};
+
+    encode(&encoder, &op->req.open_namespace);
+    encoder.at = kvt_arena_alloc(op->arena, encoder.bytes);
+    if (encoder.at == NULL) {
+        kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED, "the spec is too large");
+        return false;
+    }
+    encoder.bytes = 0;
+    encode(&encoder, &op->req.open_namespace);
+    if (kvt_sha256(encoder.at, encoder.bytes, ret_digest) != 0) {
+        kvt_op_fail(op, KVT_CODE_INTERNAL, "SHA-256 failed");
+        return false;
+    }
+    return true;
+}
+
+void eng_op_open_namespace(struct kvt_engine *engine, struct kvt_op *op)
+{
+    const struct kvt_req_open_namespace *req = &op->req.open_namespace;
+    uint8_t fingerprint[KVT_FINGERPRINT_BYTES];
+    bool was_known;
+    struct eng_ns *ns;
+
+    if (req->is_by_fingerprint) {
+        memcpy(fingerprint, req->fingerprint, sizeof(fingerprint));
+    } else if (!spec_is_valid(op, req) || !fingerprint_of(op, fingerprint)) {
+        return;
+    }
+    ns = find(engine, fingerprint);
+    was_known = ns != NULL;
+    if (ns == NULL && req->is_by_fingerprint) {
+        kvt_op_fail(op, KVT_CODE_NOT_FOUND, "no namespace has this fingerprint");
+        return;
+    }
+    if (ns == NULL)
+        ns = make(engine, op, fingerprint);
+    if (ns == NULL)
+        return;
+    op->ans.open_namespace =
+        (struct kvt_ans_open_namespace){.ns = eng_handle(engine, ENG_HANDLE_NS, ns->idx, 1),
+                                        .epoch = ns->epoch,
+                                        .was_known = was_known};
+    memcpy(op->ans.open_namespace.fingerprint, ns->fingerprint, KVT_FINGERPRINT_BYTES);
+}
+
+struct eng_ns *eng_ns_by(struct kvt_engine *engine, struct kvt_op *op,
+                         const struct kvt_handle *handle,
+                         const uint8_t fingerprint[KVT_FINGERPRINT_BYTES])
+{
+    struct eng_ns *ns;
+
+    if (!eng_handle_is_none(handle))
+        return eng_ns_of(engine, op, handle);
+    ns = find(engine, fingerprint);
+    if (ns == NULL)
+        kvt_op_fail(op, KVT_CODE_NOT_FOUND, "no namespace has this fingerprint");
+    return ns;
+}
+
+/* ---- prefixes ---------------------------------------------------------------------------------
+ */
+
+static uint8_t *put_tag(uint8_t *at, uint8_t tag, const struct kvt_text *text)
+{
+    *at++ = tag;
+    *at++ = (uint8_t)text->bytes;
+    *at++ = (uint8_t)(text->bytes >> 8);
+    if (text->bytes > 0)
+        memcpy(at, text->at, text->bytes);
+    return at + text->bytes;
+}
+
+uint32_t eng_root_key(const struct kvt_text *salt, const struct kvt_text *lora,
+                      uint8_t ret_key[KVT_ENGINE_ROOT_KEY_BYTES])
+{
+    uint8_t *at = put_tag(ret_key, 1, salt);
+
+    at = put_tag(at, 2, lora);
+    KVT_ASSERT((size_t)(at - ret_key) <= KVT_ENGINE_ROOT_KEY_BYTES);
+    return (uint32_t)(at - ret_key);
+}
+
+static const uint8_t *take_tag(const uint8_t *at, const uint8_t *end, uint8_t tag,
+                               struct kvt_text *ret_text)
+{
+    uint32_t bytes;
+
+    if (end - at < 3 || at[0] != tag)
+        return NULL;
+    bytes = (uint32_t)at[1] | (uint32_t)at[2] << 8;
+    if ((size_t)(end - at) < 3u + bytes)
+        return NULL;
+    *ret_text = (struct kvt_text){(const char *)at + 3, bytes};
+    return at + 3 + bytes;
+}
+
+bool eng_root_key_split(const uint8_t *key, uint32_t key_bytes, struct kvt_text *ret_salt,
+                        struct kvt_text *ret_lora)
+{
+    const uint8_t *end = key + key_bytes;
+    const uint8_t *at = take_tag(key, end, 1, ret_salt);
+
+    return at != NULL && take_tag(at, end, 2, ret_lora) == end;
+}
+
+int eng_root_digest(struct kvt_engine *engine, const void *key, uint32_t key_bytes,
+                    uint8_t ret_digest[KVT_FINGERPRINT_BYTES])
+{
+    uint64_t hash = kvt_hash64(key, key_bytes, engine->config.seed);
+    struct eng_digest *slot = &engine->digests[hash % KVT_ENGINE_DIGESTS];
+    int r;
+
+    if (slot->key_bytes != key_bytes || memcmp(slot->key, key, key_bytes) != 0) {
+        slot->key_bytes = 0;
+        r = kvt_sha256(key, key_bytes, slot->digest);
+        if (r < 0)
+            return kvt_trace(r);
+        memcpy(slot->key, key, key_bytes);
+        slot->key_bytes = key_bytes;
+    }
+    memcpy(ret_digest, slot->digest, KVT_FINGERPRINT_BYTES);
+    return 0;
+}
+
+/* The tree wants one key a block; the request names the few blocks that have one. */
+static bool spread_extra_keys(struct kvt_op *op, const struct kvt_api_prefix *prefix,
+                              uint64_t blocks, const uint8_t (**ret_keys)[KVT_EXTRA_KEY_BYTES])
+{
+    uint8_t(*keys)[KVT_EXTRA_KEY_BYTES];
+
+    *ret_keys = NULL;
+    if (prefix->extra_keys_count == 0 || blocks == 0)
+        return true;
+    keys = kvt_arena_array(op->arena, blocks, sizeof(keys[0]));
+    if (keys == NULL) {
+        kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED,
+                    "extra keys of a prefix of %llu blocks do not fit a request",
+                    (unsigned long long)blocks);
+        return false;
+    }
+    for (uint32_t i = 0; i < prefix->extra_keys_count; i++) {
+        if (prefix->extra_keys[i].block_idx < blocks)
+            memcpy(keys[prefix->extra_keys[i].block_idx], prefix->extra_keys[i].key,
+                   KVT_EXTRA_KEY_BYTES);
+    }
+    *ret_keys = (const uint8_t(*)[KVT_EXTRA_KEY_BYTES])keys;
+    return true;
+}
+
+bool eng_prefix(struct kvt_engine *engine, struct kvt_op *op, const struct eng_ns *ns,
+                const struct kvt_api_prefix *prefix, struct eng_prefix *ret_prefix)
+{
+    struct eng_prefix result = {0};
+    uint64_t blocks = prefix->tokens_count / ns->block_tokens;
+    uint8_t *key;
+
+    if (prefix->salt.bytes > KVT_ROOT_TAG_BYTES_MAX ||
+        prefix->lora.bytes > KVT_ROOT_TAG_BYTES_MAX) {
+        kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT, "salt and LoRA are at most %u bytes each",
+                    KVT_ROOT_TAG_BYTES_MAX);
+        return false;
+    }
+    if (!eng_cursor_of(engine, op, ns, &prefix->cursor, &result.radix.after) ||
+        !spread_extra_keys(op, prefix, blocks, &result.radix.extra_keys))
+        return false;
+    key = kvt_arena_alloc(op->arena, KVT_ENGINE_ROOT_KEY_BYTES);
+    if (key == NULL) {
+        kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED, "the request is too large");
+        return false;
+    }
+    result.radix.ns = ns->radix_ns;
+    result.radix.root_key = key;
+    result.radix.root_key_bytes = eng_root_key(&prefix->salt, &prefix->lora, key);
+    result.radix.tokens = prefix->tokens;
+    result.radix.tokens_count = prefix->tokens_count;
+    if (result.radix.after.generation != 0)
+        result.first_blocks = kvt_radix_depth_blocks(engine->radix, result.radix.after);
+    result.blocks = result.first_blocks + blocks;
+    if (result.blocks * ns->block_tokens > KVT_PREFIX_TOKENS_MAX) {
+        kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED,
+                    "a prefix of %llu tokens is longer than %u, the most the tree keeps",
+                    (unsigned long long)(result.blocks * ns->block_tokens), KVT_PREFIX_TOKENS_MAX);
+        return false;
+    }
+    *ret_prefix = result;
+    return true;
+}

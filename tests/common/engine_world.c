@@ -1,0 +1,487 @@
+#include "tests/common/engine_world.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <fcntl.h>
+
+#include "daemon/base/alloc.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/guard.h"
+#include "daemon/base/hash.h"
+#include "tests/common/check.h"
+
+static struct world *notified; /* tests have one world at a time */
+
+static void on_notice(struct kvt_session_sink *sink, const struct kvt_notice *notice)
+{
+    CHECK(sink != NULL);
+    notified->notices[notice->kind]++;
+    notified->trace = kvt_hash64(notice, sizeof(*notice), notified->trace);
+}
+
+static uint64_t fixed_real_ns(void)
+{
+    return 1;
+}
+
+static void make_tiers(struct world *world, const struct world_config *config)
+{
+    const uint64_t bytes[KVT_TIERS_COUNT] = {config->l1_bytes, config->l2_bytes, config->l3_bytes};
+
+    world->host_memory = kvt_alloc_aligned(4096, config->l2_bytes);
+    CHECK(world->host_memory != NULL);
+    for (uint32_t i = 0; i < KVT_TIERS_COUNT; i++) {
+        struct fake_tier_config tier = {.id = (enum kvt_tier_id)i,
+                                        .capacity_bytes = bytes[i],
+                                        .host_memory = world->host_memory,
+                                        .seed = config->seed + i,
+                                        .inflight_max = 64,
+                                        .delay_ns_max = config->delay_ns_max,
+                                        .error_rate = config->fault_rate,
+                                        .bad_slot_rate = config->fault_rate,
+                                        .short_rate = config->fault_rate,
+                                        .full_rate = config->fault_rate};
+
+        if (bytes[i] == 0)
+            continue;
+        world->tiers[i] = fake_tier_new(&tier);
+        CHECK(world->tiers[i] != NULL);
+    }
+}
+
+static void open_namespace(struct world *world, const struct world_config *config)
+{
+    struct call call;
+    struct kvt_req_open_namespace *req;
+
+    call_init(&call, world);
+    call_begin(&call, KVT_OP_OPEN_NAMESPACE);
+    req = &call.op.req.open_namespace;
+    req->block_tokens = WORLD_BLOCK_TOKENS;
+    req->ranks = config->ranks;
+    req->components_count = world->components_count;
+    req->components[0] =
+        (struct kvt_api_component){.kind = 1, .bytes_per_block = world->shard_bytes[0]};
+    req->components[1] = (struct kvt_api_component){
+        .kind = 2, .window_tokens = 40, .bytes_per_block = world->shard_bytes[1]};
+    req->model = (struct kvt_text){"sim", 3};
+    call_run(&call);
+    CHECK_CODE(&call.op, KVT_CODE_OK);
+    world->ns = call.op.ans.open_namespace.ns;
+    call_deinit(&call);
+}
+
+void world_init(struct world *world, const struct world_config *config)
+{
+    struct kvt_engine_config engine = {
+        .store = {.slab_unit_bytes = {32768, 32768, 32768}, .real_ns = fixed_real_ns},
+        .index_memory_bytes = config->index_bytes != 0 ? config->index_bytes : 8u << 20,
+        .seed = config->seed,
+        .boot_id = 77,
+        .ops_max = config->ops_max,
+        .leased_bytes_per_engine_max = config->leased_bytes_max,
+        .reserved_bytes_per_engine_max = config->reserved_bytes_max,
+        .notify = on_notice};
+
+    CHECK(kvt_guard_install() == 0);
+    *world = (struct world){.now_ns = KVT_NS_PER_S,
+                            .ranks = config->ranks,
+                            .components_count = config->has_window ? 2 : 1,
+                            .shard_bytes = {4096, 2048}};
+    notified = world;
+    make_tiers(world, config);
+    for (uint32_t i = 0; i < KVT_TIERS_COUNT; i++)
+        engine.store.tiers[i] = world->tiers[i] != NULL ? fake_tier_base(world->tiers[i]) : NULL;
+    engine.store.host_memory = world->host_memory;
+    CHECK(kvt_engine_new(&world->engine, &engine) == 0);
+    kvt_engine_service(world->engine, &world->service);
+    open_namespace(world, config);
+}
+
+void world_deinit(struct world *world)
+{
+    world->engine = kvt_engine_free(world->engine);
+    for (uint32_t i = 0; i < KVT_TIERS_COUNT; i++) {
+        if (world->tiers[i] != NULL)
+            kvt_tier_close(fake_tier_base(world->tiers[i]));
+    }
+    kvt_free(world->host_memory);
+}
+
+bool world_turn(struct world *world)
+{
+    uint64_t next_ns = KVT_TIME_NEVER_NS;
+    bool has_more;
+
+    for (uint32_t i = 0; i < KVT_TIERS_COUNT; i++) {
+        if (world->tiers[i] != NULL)
+            fake_tier_set_time(world->tiers[i], world->now_ns);
+    }
+    has_more = kvt_engine_turn(world->engine, world->now_ns);
+    if (has_more) {
+        world->now_ns += 1000;
+        return true;
+    }
+    next_ns = kvt_engine_next_ns(world->engine);
+    for (uint32_t i = 0; i < KVT_TIERS_COUNT; i++) {
+        if (world->tiers[i] != NULL)
+            next_ns = KVT_MIN(next_ns, fake_tier_next_ns(world->tiers[i]));
+    }
+    /* At most a millisecond: the test may have something to say before the next deadline. */
+    next_ns = KVT_MIN(next_ns, world->now_ns + KVT_NS_PER_MS);
+    world->now_ns = KVT_MAX(world->now_ns + 1000, next_ns);
+    return false;
+}
+
+void world_check(struct world *world)
+{
+    const char *why = "";
+
+    if (!kvt_engine_check(world->engine, &why)) {
+        fprintf(stderr, "invariant broken: %s\n", why);
+        exit(1);
+    }
+}
+
+void world_settle(struct world *world)
+{
+    struct kvt_engine_counts counts;
+
+    for (uint32_t i = 0; i < 100000; i++) {
+        world_turn(world);
+        kvt_engine_counts(world->engine, &counts);
+        if (counts.leases == 0 && counts.tickets == 0 && counts.reserved_cells == 0 &&
+            counts.ops == 0 && counts.jobs == 0 && counts.inflight == 0)
+            return;
+    }
+    fprintf(stderr,
+            "does not settle: %llu leases, %llu tickets, %llu reserved, %llu ops, %llu jobs, %llu "
+            "in flight\n",
+            (unsigned long long)counts.leases, (unsigned long long)counts.tickets,
+            (unsigned long long)counts.reserved_cells, (unsigned long long)counts.ops,
+            (unsigned long long)counts.jobs, (unsigned long long)counts.inflight);
+    exit(1);
+}
+
+/* ---- calls ------------------------------------------------------------------------------------
+ */
+
+static void on_done(struct kvt_op *op)
+{
+    struct call *call = op->server;
+
+    CHECK(call->is_busy && !call->is_done);
+    call->is_busy = false;
+    call->is_done = true;
+    call->world->trace = kvt_hash64(&op->code, sizeof(op->code), call->world->trace);
+    call->world->trace = kvt_hash64(&call->world->now_ns, 8, call->world->trace);
+}
+
+static void on_progress(struct kvt_op *op, const struct kvt_api_progress *progress)
+{
+    struct call *call = op->server;
+
+    CHECK(call->is_busy && progress->group == call->progress);
+    call->progress++;
+}
+
+void call_init(struct call *call, struct world *world)
+{
+    *call = (struct call){.world = world};
+    CHECK(kvt_arena_init(&call->arena, KVT_OP_ARENA_BYTES_MAX, 1u << 20) == 0);
+}
+
+void call_deinit(struct call *call)
+{
+    CHECK(!call->is_busy);
+    kvt_arena_deinit(&call->arena);
+}
+
+void call_begin(struct call *call, enum kvt_op_kind kind)
+{
+    CHECK(!call->is_busy);
+    kvt_arena_reset(&call->arena);
+    memset(&call->op, 0, sizeof(call->op));
+    call->op.kind = kind;
+    call->op.is_admin = kind == KVT_OP_EVICT || kind == KVT_OP_RESET || kind == KVT_OP_DUMP;
+    call->op.deadline_ns = call->world->now_ns + 10 * KVT_NS_PER_S;
+    call->op.arena = &call->arena;
+    call->op.done = on_done;
+    call->op.progress = on_progress;
+    call->op.server = call;
+    call->is_done = false;
+    call->progress = 0;
+}
+
+void call_submit(struct call *call)
+{
+    call->is_busy = true;
+    CHECK(call->world->service.submit(call->world->service.ctx, &call->op) == 0);
+}
+
+void call_wait(struct call *call)
+{
+    for (uint32_t i = 0; i < 1000000 && !call->is_done; i++)
+        world_turn(call->world);
+    CHECK(call->is_done);
+}
+
+/* ---- clients ----------------------------------------------------------------------------------
+ */
+
+#define PIECE_BYTES(world, component)                                                              \
+    ((world)->shard_bytes[component] / WORLD_ENGINE_BLOCKS / WORLD_PIECES)
+
+static void map_memory(struct client *client)
+{
+    struct world *world = client->world;
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; i < world->components_count; i++) {
+        client->component_offset[i] = bytes;
+        bytes += (uint64_t)world->shard_bytes[i] * WORLD_POOL_BLOCKS;
+    }
+    client->memfd = memfd_create("client", MFD_ALLOW_SEALING | MFD_CLOEXEC);
+    CHECK(client->memfd >= 0 && ftruncate(client->memfd, (off_t)bytes) == 0);
+    CHECK(fallocate(client->memfd, 0, 0, (off_t)bytes) == 0);
+    CHECK(fcntl(client->memfd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
+    client->memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, client->memfd, 0);
+    CHECK(client->memory != MAP_FAILED);
+}
+
+static uint64_t memory_bytes(const struct client *client)
+{
+    const struct world *world = client->world;
+
+    return ((uint64_t)world->shard_bytes[0] +
+            (world->components_count > 1 ? world->shard_bytes[1] : 0)) *
+           WORLD_POOL_BLOCKS;
+}
+
+static void add_layouts(struct client *client, struct call *call)
+{
+    struct world *world = client->world;
+    struct kvt_req_attach *req = &call->op.req.attach;
+    struct kvt_api_layout *layouts =
+        kvt_arena_array(&call->arena, world->components_count, sizeof(layouts[0]));
+    const char *why = NULL;
+
+    req->regions_count = 1;
+    req->regions[0].bytes = memory_bytes(client);
+    CHECK(world->service.region_open(world->service.ctx, client->memfd, req->regions[0].bytes,
+                                     &req->regions[0].mapping, &why) == 0);
+    req->layouts = layouts;
+    req->layouts_count = world->components_count;
+    for (uint32_t i = 0; i < world->components_count; i++) {
+        struct kvt_api_piece *pieces =
+            kvt_arena_array(&call->arena, WORLD_PIECES, sizeof(pieces[0]));
+        uint32_t bytes = PIECE_BYTES(world, i);
+
+        for (uint32_t p = 0; p < WORLD_PIECES; p++)
+            pieces[p] = (struct kvt_api_piece){
+                .bytes = bytes,
+                .stride_bytes = bytes,
+                .offset_bytes = client->component_offset[i] +
+                                (uint64_t)p * bytes * WORLD_ENGINE_BLOCKS * WORLD_POOL_BLOCKS};
+        layouts[i] = (struct kvt_api_layout){.component = i,
+                                             .engine_blocks_per_block = WORLD_ENGINE_BLOCKS,
+                                             .pieces_count = WORLD_PIECES,
+                                             .pieces = pieces};
+    }
+}
+
+void client_attach(struct client *client, struct world *world, struct call *call, uint8_t engine,
+                   bool is_scheduler, uint32_t rank)
+{
+    struct kvt_req_attach *req = &call->op.req.attach;
+
+    *client = (struct client){.world = world, .rank = rank, .memfd = -1};
+    call_begin(call, KVT_OP_ATTACH);
+    req->ns = world->ns;
+    req->engine_id[0] = engine;
+    req->is_scheduler = is_scheduler;
+    req->rank = rank;
+    req->api_version = 1;
+    req->sink = (struct kvt_session_sink *)world;
+    if (rank != KVT_RANK_NONE) {
+        map_memory(client);
+        add_layouts(client, call);
+    }
+    call_run(call);
+    CHECK_CODE(&call->op, KVT_CODE_OK);
+    client->session = call->op.ans.attach.session;
+}
+
+void client_detach(struct client *client, struct call *call)
+{
+    call_begin(call, KVT_OP_DETACH);
+    call->op.req.detach.session = client->session;
+    call_run(call);
+    CHECK_CODE(&call->op, KVT_CODE_OK);
+}
+
+void client_unmap(struct client *client)
+{
+    if (client->memory != NULL)
+        CHECK(munmap(client->memory, memory_bytes(client)) == 0);
+    if (client->memfd >= 0)
+        close(client->memfd);
+    client->memory = NULL;
+    client->memfd = -1;
+}
+
+uint64_t world_block_tag(uint64_t tag, uint64_t block_idx)
+{
+    return block_idx < 4 ? tag >> 8 : tag;
+}
+
+static uint64_t word_of(uint32_t component, uint64_t tag, uint64_t block_idx, uint32_t rank,
+                        uint32_t at)
+{
+    const uint64_t words[5] = {component, world_block_tag(tag, block_idx), block_idx, rank, at};
+
+    return kvt_hash64(words, sizeof(words), 0);
+}
+
+static uint64_t *piece_at(const struct client *client, uint32_t component, uint32_t piece,
+                          uint32_t engine_block)
+{
+    uint32_t bytes = PIECE_BYTES(client->world, component);
+
+    return (uint64_t *)(void *)(client->memory + client->component_offset[component] +
+                                (uint64_t)piece * bytes * WORLD_ENGINE_BLOCKS * WORLD_POOL_BLOCKS +
+                                (uint64_t)engine_block * bytes);
+}
+
+void client_fill(struct client *client, uint32_t component, uint64_t tag, uint64_t block_idx,
+                 uint32_t pool_block)
+{
+    uint32_t words = PIECE_BYTES(client->world, component) / 8, at = 0;
+
+    for (uint32_t p = 0; p < WORLD_PIECES; p++) {
+        for (uint32_t b = 0; b < WORLD_ENGINE_BLOCKS; b++) {
+            uint64_t *to = piece_at(client, component, p, pool_block * WORLD_ENGINE_BLOCKS + b);
+
+            for (uint32_t i = 0; i < words; i++, at++)
+                to[i] = word_of(component, tag, block_idx, client->rank, at);
+        }
+    }
+}
+
+bool client_holds(const struct client *client, uint32_t component, uint64_t tag, uint64_t block_idx,
+                  uint32_t pool_block, uint32_t rank)
+{
+    uint32_t words = PIECE_BYTES(client->world, component) / 8, at = 0;
+
+    for (uint32_t p = 0; p < WORLD_PIECES; p++) {
+        for (uint32_t b = 0; b < WORLD_ENGINE_BLOCKS; b++) {
+            const uint64_t *from =
+                piece_at(client, component, p, pool_block * WORLD_ENGINE_BLOCKS + b);
+
+            for (uint32_t i = 0; i < words; i++, at++) {
+                if (from[i] != word_of(component, tag, block_idx, rank, at))
+                    return false;
+            }
+        }
+    }
+    return true;
+}
+
+void client_scribble(struct client *client, uint32_t component, uint32_t pool_block, uint8_t byte)
+{
+    for (uint32_t p = 0; p < WORLD_PIECES; p++)
+        memset(piece_at(client, component, p, pool_block * WORLD_ENGINE_BLOCKS), byte,
+               (size_t)PIECE_BYTES(client->world, component) * WORLD_ENGINE_BLOCKS);
+}
+
+/* ---- verbs ------------------------------------------------------------------------------------
+ */
+
+struct kvt_api_prefix world_prefix(struct call *call, uint64_t tag, uint64_t blocks)
+{
+    uint32_t *tokens =
+        kvt_arena_array(&call->arena, blocks * WORLD_BLOCK_TOKENS + 1, sizeof(tokens[0]));
+
+    CHECK(tokens != NULL);
+    for (uint64_t i = 0; i < blocks * WORLD_BLOCK_TOKENS; i++)
+        tokens[i] = (uint32_t)(world_block_tag(tag, i / WORLD_BLOCK_TOKENS) * 1000 + i);
+    return (struct kvt_api_prefix){.tokens = tokens, .tokens_count = blocks * WORLD_BLOCK_TOKENS};
+}
+
+struct kvt_api_moves world_moves(struct call *call, uint32_t component, uint64_t first,
+                                 uint32_t count, uint32_t pool_block)
+{
+    uint64_t *block_idx = kvt_arena_array(&call->arena, count + 1u, sizeof(block_idx[0]));
+    uint64_t *ids = kvt_arena_array(&call->arena, count * WORLD_ENGINE_BLOCKS + 1u, sizeof(ids[0]));
+
+    CHECK(block_idx != NULL && ids != NULL);
+    for (uint32_t i = 0; i < count; i++) {
+        block_idx[i] = first + i;
+        for (uint32_t b = 0; b < WORLD_ENGINE_BLOCKS; b++)
+            ids[i * WORLD_ENGINE_BLOCKS + b] = (pool_block + i) * WORLD_ENGINE_BLOCKS + b;
+    }
+    return (struct kvt_api_moves){.component = component,
+                                  .count = count,
+                                  .block_idx = block_idx,
+                                  .engine_blocks_count = count * WORLD_ENGINE_BLOCKS,
+                                  .engine_blocks = ids};
+}
+
+struct kvt_handle world_lookup(struct call *call, const struct client *client, uint64_t tag,
+                               uint64_t blocks, bool wants_lease)
+{
+    call_begin(call, KVT_OP_LOOKUP);
+    call->op.req.lookup.session = client->session;
+    call->op.req.lookup.prefix = world_prefix(call, tag, blocks);
+    call->op.req.lookup.limit_tokens = UINT64_MAX;
+    call->op.req.lookup.wants_lease = wants_lease;
+    call->op.req.lookup.wants_why = true;
+    call_run(call);
+    CHECK_CODE(&call->op, KVT_CODE_OK);
+    return call->op.ans.lookup.lease;
+}
+
+struct kvt_handle world_reserve(struct call *call, const struct client *client, uint64_t tag,
+                                uint64_t blocks)
+{
+    struct kvt_req_reserve *req = &call->op.req.reserve;
+
+    call_begin(call, KVT_OP_RESERVE);
+    req->session = client->session;
+    req->prefix = world_prefix(call, tag, blocks);
+    req->wants_count = client->world->components_count;
+    for (uint32_t i = 0; i < req->wants_count; i++)
+        req->wants[i] = (struct kvt_api_range){i, 0, blocks};
+    call_run(call);
+    CHECK_CODE(&call->op, KVT_CODE_OK);
+    return call->op.ans.reserve.ticket;
+}
+
+void world_demote(struct call *call, const struct client *client, struct kvt_handle ticket,
+                  uint64_t first, uint32_t count, uint32_t pool_block)
+{
+    struct kvt_req_demote *req = &call->op.req.demote;
+
+    call_begin(call, KVT_OP_DEMOTE);
+    req->session = client->session;
+    req->ticket = ticket;
+    req->moves_count = client->world->components_count;
+    for (uint32_t i = 0; i < req->moves_count; i++)
+        req->moves[i] = world_moves(call, i, first, count, pool_block);
+}
+
+void world_promote(struct call *call, const struct client *client, struct kvt_handle lease,
+                   uint64_t first, uint32_t count, uint32_t pool_block)
+{
+    struct kvt_req_promote *req = &call->op.req.promote;
+
+    call_begin(call, KVT_OP_PROMOTE);
+    req->session = client->session;
+    req->lease = lease;
+    req->moves_count = client->world->components_count;
+    for (uint32_t i = 0; i < req->moves_count; i++)
+        req->moves[i] = world_moves(call, i, first, count, pool_block);
+}

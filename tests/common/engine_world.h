@@ -1,0 +1,105 @@
+/* A whole engine over fake tiers in virtual time, and engines in miniature that talk to it by ops.
+ * For directed tests and the simulator. Nothing runs by itself: world_turn is one turn, after which
+ * the clock stands at the next thing that is due, or a millisecond later.
+ *
+ * A client has one memfd, laid out as the namespace's components one after the other; each engine
+ * block of a component is two pieces (two layers), two engine blocks make one block of the daemon.
+ * Payload is a function of (tag, component, rank, block index): a block that was promoted can be
+ * verified on its own. */
+#pragma once
+
+#include "daemon/engine/engine.h"
+#include "tests/common/fake_tier.h"
+
+#define WORLD_BLOCK_TOKENS 16u
+#define WORLD_ENGINE_BLOCKS 2u /* of a block of the daemon */
+#define WORLD_PIECES 2u
+#define WORLD_POOL_BLOCKS 64u /* blocks of the daemon that a client's memory holds, a component */
+
+struct world_config {
+    uint64_t seed, l1_bytes, l2_bytes, l3_bytes, index_bytes;
+    uint64_t delay_ns_max;
+    uint32_t fault_rate; /* in 1/1000, of each kind */
+    uint32_t ranks;
+    bool has_window; /* a second component: a sliding window of 40 tokens */
+    uint32_t ops_max;
+    uint64_t leased_bytes_max, reserved_bytes_max;
+};
+
+struct world {
+    struct kvt_engine *engine;
+    struct kvt_service service;
+    struct fake_tier *tiers[KVT_TIERS_COUNT];
+    uint8_t *host_memory;
+    uint64_t now_ns;
+    uint32_t ranks, components_count;
+    uint32_t shard_bytes[2];
+    struct kvt_handle ns;
+    uint64_t notices[4]; /* by kind */
+    uint64_t trace;      /* hash over everything that was answered */
+};
+
+void world_init(struct world *world, const struct world_config *config);
+void world_deinit(struct world *world); /* everything must have ended */
+bool world_turn(struct world *world);   /* true: more to do at once */
+void world_check(struct world *world);  /* kvt_engine_check, or ends the program */
+/* Turns until nothing is in flight, no request runs and nothing is held; ends the program else. */
+void world_settle(struct world *world);
+
+/* One request. */
+struct call {
+    struct kvt_op op;
+    struct kvt_arena arena;
+    struct world *world;
+    bool is_busy, is_done;
+    uint32_t progress;
+};
+void call_init(struct call *call, struct world *world);
+void call_deinit(struct call *call);
+void call_begin(struct call *call, enum kvt_op_kind kind); /* a fresh request, 10 s */
+void call_submit(struct call *call);
+void call_wait(struct call *call); /* turns until it is done */
+static inline void call_run(struct call *call)
+{
+    call_submit(call);
+    call_wait(call);
+}
+
+struct client {
+    struct world *world;
+    struct kvt_handle session;
+    uint32_t rank;
+    uint8_t *memory;
+    uint64_t component_offset[2];
+    int memfd;
+};
+/* rank KVT_RANK_NONE: a scheduler without memory. */
+void client_attach(struct client *client, struct world *world, struct call *call, uint8_t engine,
+                   bool is_scheduler, uint32_t rank);
+void client_detach(struct client *client, struct call *call);
+void client_unmap(struct client *client);
+/* Blocks [first, end) of the prefix of @tag in pool blocks from @at on. */
+void client_fill(struct client *client, uint32_t component, uint64_t tag, uint64_t block_idx,
+                 uint32_t pool_block);
+bool client_holds(const struct client *client, uint32_t component, uint64_t tag, uint64_t block_idx,
+                  uint32_t pool_block, uint32_t rank);
+void client_scribble(struct client *client, uint32_t component, uint32_t pool_block, uint8_t byte);
+
+/* Tokens of the prompt named @tag: block i depends on (tag >> 8) for i < 4 (shared), then on tag.
+ */
+struct kvt_api_prefix world_prefix(struct call *call, uint64_t tag, uint64_t blocks);
+uint64_t world_block_tag(uint64_t tag, uint64_t block_idx);
+/* Moves of one component: blocks [first, first + count), pool blocks from @pool_block on. */
+struct kvt_api_moves world_moves(struct call *call, uint32_t component, uint64_t first,
+                                 uint32_t count, uint32_t pool_block);
+
+/* Verbs, for directed tests: the first two end the program when the code is not OK. */
+struct kvt_handle world_lookup(struct call *call, const struct client *client, uint64_t tag,
+                               uint64_t blocks, bool wants_lease);
+struct kvt_handle world_reserve(struct call *call, const struct client *client, uint64_t tag,
+                                uint64_t blocks);
+/* These two only prepare: change what is to be changed, then call_run. */
+void world_demote(struct call *call, const struct client *client, struct kvt_handle ticket,
+                  uint64_t first, uint32_t count, uint32_t pool_block);
+void world_promote(struct call *call, const struct client *client, struct kvt_handle lease,
+                   uint64_t first, uint32_t count, uint32_t pool_block);

@@ -1,0 +1,257 @@
+/* The engine's verbs one at a time, over fake tiers: what goes in comes out, and who may do what.
+ */
+#include <string.h>
+
+#include "tests/common/check.h"
+#include "tests/common/engine_world.h"
+
+static const struct world_config plain = {.seed = 1,
+                                          .l1_bytes = 0,
+                                          .l2_bytes = 1u << 20,
+                                          .l3_bytes = 4u << 20,
+                                          .delay_ns_max = 100000,
+                                          .ranks = 1};
+
+static void fill_blocks(struct client *client, uint64_t tag, uint32_t count)
+{
+    for (uint32_t c = 0; c < client->world->components_count; c++) {
+        for (uint32_t i = 0; i < count; i++)
+            client_fill(client, c, tag, i, i);
+    }
+}
+
+static bool all_are(const struct kvt_api_results *results, uint32_t component, uint8_t wanted)
+{
+    for (uint32_t i = 0; i < results->count[component]; i++) {
+        if (results->results[component][i] != wanted)
+            return false;
+    }
+    return true;
+}
+
+static void store_prompt(struct call *call, struct client *client, uint64_t tag, uint32_t blocks)
+{
+    struct kvt_handle ticket = world_reserve(call, client, tag, blocks);
+
+    fill_blocks(client, tag, blocks);
+    world_demote(call, client, ticket, 0, blocks, 0);
+    call_run(call);
+    CHECK_CODE(&call->op, KVT_CODE_OK);
+    for (uint32_t c = 0; c < client->world->components_count; c++)
+        CHECK(all_are(&call->op.ans.demote.moves, c, KVT_MOVE_DONE));
+}
+
+static void test_round_trip(void)
+{
+    struct world_config config = plain;
+    struct kvt_handle lease;
+    struct client client;
+    struct world world;
+    struct call call;
+
+    config.has_window = true;
+    config.l1_bytes = 256u << 10;
+    world_init(&world, &config);
+    call_init(&call, &world);
+    client_attach(&client, &world, &call, 1, true, 0);
+    store_prompt(&call, &client, 0x101, 8);
+    CHECK(call.op.ans.demote.is_quiesced && call.op.ans.demote.moved_bytes == 8 * (4096 + 2048));
+    world_check(&world);
+    for (uint32_t i = 0; i < 16; i++) {
+        client_scribble(&client, 0, 16 + i, 0xee);
+        client_scribble(&client, 1, 16 + i, 0xee);
+    }
+    lease = world_lookup(&call, &client, 0x101, 8, true);
+    CHECK(call.op.ans.lookup.boundary_tokens == 8 * WORLD_BLOCK_TOKENS && lease.id != 0);
+    world_promote(&call, &client, lease, 0, 8, 16);
+    call.op.req.promote.layer_groups = 2;
+    call_run(&call);
+    CHECK_CODE(&call.op, KVT_CODE_OK);
+    CHECK(call.progress == 2 && call.op.ans.promote.is_quiesced);
+    for (uint32_t i = 0; i < 8; i++) {
+        CHECK(call.op.ans.promote.moves.results[0][i] == KVT_MOVE_DONE);
+        CHECK(client_holds(&client, 0, 0x101, i, 16 + i, 0));
+        CHECK(client_holds(&client, 1, 0x101, i, 16 + i, 0));
+    }
+    /* A prompt that shares the first four blocks. */
+    world_lookup(&call, &client, 0x102, 8, false);
+    CHECK(call.op.ans.lookup.boundary_tokens == 4 * WORLD_BLOCK_TOKENS);
+    CHECK(call.op.ans.lookup.components[0].why == KVT_WHY_NEVER_STORED);
+    world_check(&world);
+    client_detach(&client, &call);
+    world_settle(&world);
+    client_unmap(&client);
+    call_deinit(&call);
+    world_deinit(&world);
+}
+
+/* vllm-15: nothing to move is answered at once. */
+static void test_zero_moves(struct call *call, struct client *client)
+{
+    struct kvt_handle lease = world_lookup(call, client, 0x101, 4, true);
+
+    world_promote(call, client, lease, 0, 0, 0);
+    call_submit(call);
+    world_turn(client->world);
+    CHECK(call->is_done);
+    CHECK_CODE(&call->op, KVT_CODE_OK);
+    world_promote(call, client, lease, 0, 0, 0);
+    call->op.req.promote.moves_count = 0;
+    call_run(call);
+    CHECK_CODE(&call->op, KVT_CODE_OK);
+}
+
+/* vllm-39: salt "X" and LoRA "X" are different roots. */
+static void test_tags(struct call *call, struct client *client)
+{
+    struct kvt_req_demote *req = &call->op.req.demote;
+
+    call_begin(call, KVT_OP_DEMOTE);
+    req->session = client->session;
+    req->prefix = world_prefix(call, 0x900, 2);
+    req->prefix.salt = (struct kvt_text){"X", 1};
+    req->moves_count = 1;
+    req->moves[0] = world_moves(call, 0, 0, 2, 0);
+    call_run(call);
+    CHECK_CODE(&call->op, KVT_CODE_OK);
+    CHECK(all_are(&call->op.ans.demote.moves, 0, KVT_MOVE_DONE));
+    for (uint32_t i = 0; i < 3; i++) {
+        call_begin(call, KVT_OP_LOOKUP);
+        call->op.req.lookup.session = client->session;
+        call->op.req.lookup.prefix = world_prefix(call, 0x900, 2);
+        call->op.req.lookup.limit_tokens = UINT64_MAX;
+        if (i == 0)
+            call->op.req.lookup.prefix.salt = (struct kvt_text){"X", 1};
+        if (i == 1)
+            call->op.req.lookup.prefix.lora = (struct kvt_text){"X", 1};
+        call_run(call);
+        CHECK_CODE(&call->op, KVT_CODE_OK);
+        CHECK(call->op.ans.lookup.boundary_tokens == (i == 0 ? 2 * WORLD_BLOCK_TOKENS : 0));
+    }
+}
+
+static void test_handles(struct call *call, struct client *client, struct client *other)
+{
+    struct kvt_handle lease = world_lookup(call, client, 0x101, 4, true), bad = lease;
+
+    world_promote(call, other, lease, 0, 4, 0);
+    call_run(call);
+    CHECK_CODE(&call->op, KVT_CODE_PERMISSION_DENIED);
+    bad.secret ^= 2;
+    world_promote(call, client, bad, 0, 4, 0);
+    call_run(call);
+    CHECK_CODE(&call->op, KVT_CODE_NOT_FOUND);
+    bad = lease;
+    bad.boot_id++;
+    world_promote(call, client, bad, 0, 4, 0);
+    call_run(call);
+    CHECK_CODE(&call->op, KVT_CODE_FAILED_PRECONDITION);
+    world_promote(call, client, lease, 0, 4, WORLD_POOL_BLOCKS);
+    call_run(call);
+    CHECK_CODE(&call->op, KVT_CODE_INVALID_ARGUMENT);
+    world_promote(call, client, lease, 2, 4, 0);
+    call_run(call);
+    CHECK_CODE(&call->op, KVT_CODE_INVALID_ARGUMENT);
+    for (uint32_t i = 0; i < 2; i++) { /* Release may be repeated */
+        call_begin(call, KVT_OP_RELEASE);
+        call->op.req.release.session = client->session;
+        call->op.req.release.lease = lease;
+        call_run(call);
+        CHECK_CODE(&call->op, KVT_CODE_OK);
+    }
+    world_promote(call, client, lease, 0, 4, 0);
+    call_run(call);
+    CHECK_CODE(&call->op, KVT_CODE_OK);
+    CHECK(all_are(&call->op.ans.promote.moves, 0, KVT_MOVE_ABORTED));
+    call_begin(call, KVT_OP_RESET);
+    call->op.is_admin = false;
+    call->op.req.reset.ns = client->world->ns;
+    call_run(call);
+    CHECK_CODE(&call->op, KVT_CODE_PERMISSION_DENIED);
+}
+
+/* vllm-19: lookups with a lease that are never promoted. */
+static void test_lease_limit(struct call *call, struct client *client)
+{
+    struct kvt_engine_counts counts;
+    uint32_t given = 0;
+
+    for (uint32_t i = 0; i < 2000; i++) {
+        call_begin(call, KVT_OP_LOOKUP);
+        call->op.req.lookup.session = client->session;
+        call->op.req.lookup.prefix = world_prefix(call, 0x101, 4);
+        call->op.req.lookup.limit_tokens = UINT64_MAX;
+        call->op.req.lookup.wants_lease = true;
+        call_run(call);
+        if (call->op.code == KVT_CODE_OK)
+            given++;
+        else
+            CHECK_CODE(&call->op, KVT_CODE_RESOURCE_EXHAUSTED);
+    }
+    CHECK(given > 0 && given <= 1024);
+    client->world->now_ns += 60 * KVT_NS_PER_S;
+    for (uint32_t i = 0; i < 100; i++)
+        world_turn(client->world);
+    kvt_engine_counts(client->world->engine, &counts);
+    CHECK(counts.leases == 0 && client->world->notices[KVT_NOTICE_LEASE_ENDED] >= given);
+    world_check(client->world);
+}
+
+static void test_admin(struct call *call, struct client *client)
+{
+    call_begin(call, KVT_OP_STATS);
+    call_run(call);
+    CHECK_CODE(&call->op, KVT_CODE_OK);
+    CHECK(call->op.ans.stats.engines_count == 2 && call->op.ans.stats.counters_count > 20);
+    CHECK(call->op.ans.stats.blocks > 0 && call->op.ans.stats.leases == 0);
+    call_begin(call, KVT_OP_DUMP);
+    call_run(call);
+    CHECK_CODE(&call->op, KVT_CODE_OK);
+    CHECK(call->op.ans.dump.nodes_count >= 2 && call->op.ans.dump.resume == 0);
+    call_begin(call, KVT_OP_HEALTH);
+    call_run(call);
+    CHECK(call->op.ans.health.is_serving && call->op.ans.health.degraded.bytes == 0);
+    call_begin(call, KVT_OP_EVICT);
+    call->op.req.evict.ns = client->world->ns;
+    call->op.req.evict.prefix = world_prefix(call, 0x101, 3);
+    call_run(call);
+    CHECK_CODE(&call->op, KVT_CODE_OK);
+    CHECK(call->op.ans.evict.evicted_blocks == 6);
+    world_lookup(call, client, 0x101, 8, false);
+    CHECK(call->op.ans.lookup.boundary_tokens == 2 * WORLD_BLOCK_TOKENS);
+    call_begin(call, KVT_OP_RESET);
+    call->op.req.reset.ns = client->world->ns;
+    call_run(call);
+    CHECK_CODE(&call->op, KVT_CODE_OK);
+    CHECK(client->world->notices[KVT_NOTICE_EPOCH] == 2);
+    world_lookup(call, client, 0x101, 8, false);
+    CHECK(call->op.ans.lookup.boundary_tokens == 0 && call->op.ans.lookup.epoch == 2);
+}
+
+int main(void)
+{
+    struct client client, other;
+    struct world world;
+    struct call call;
+
+    test_round_trip();
+    world_init(&world, &plain);
+    call_init(&call, &world);
+    client_attach(&client, &world, &call, 1, true, 0);
+    client_attach(&other, &world, &call, 2, true, 0);
+    store_prompt(&call, &client, 0x101, 8);
+    test_zero_moves(&call, &client);
+    test_tags(&call, &client);
+    test_handles(&call, &client, &other);
+    test_lease_limit(&call, &client);
+    test_admin(&call, &client);
+    client_detach(&client, &call);
+    client_detach(&other, &call);
+    world_settle(&world);
+    world_check(&world);
+    client_unmap(&client);
+    client_unmap(&other);
+    call_deinit(&call);
+    world_deinit(&world);
+    return 0;
+}
