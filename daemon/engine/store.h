@@ -49,9 +49,10 @@ static inline uint8_t kvt_store_mask_allowed(uint8_t tier_bits)
 }
 
 struct kvt_store_config {
-    struct kvt_radix *radix;                   /* the caller's; outlives the store */
-    struct kvt_tier *tiers[KVT_TIERS_COUNT];   /* NULL: this tier is off; HOST is required */
-    uint8_t *host_memory;                      /* of the HOST tier: headers are written here */
+    struct kvt_radix *radix;                 /* the caller's; outlives the store; victims are asked
+                                                for bits 0..2 only (its mask_evictable) */
+    struct kvt_tier *tiers[KVT_TIERS_COUNT]; /* NULL: this tier is off; HOST is required */
+    uint8_t *host_memory;                    /* of the HOST tier: headers are written here */
     uint32_t slab_unit_bytes[KVT_TIERS_COUNT]; /* 0: 2 MiB */
     size_t memory_bytes;                       /* for cells, shards, jobs' queues, slab metadata */
     uint32_t waiting_jobs_max;                 /* 0: 16,384 */
@@ -83,8 +84,8 @@ struct kvt_store_ns_config {
 };
 enum { KVT_STORE_E_TOO_BIG = 1 /* a slot would not fit a configured tier */ };
 /* Says how large the slots of namespace @ns are; an index that the tree reuses is opened again.
- * -EINVAL (also: ns.idx >= KVT_NAMESPACES_MAX), -ENOSPC (too many different slot sizes),
- * KVT_STORE_E_TOO_BIG, 0. */
+ * -EINVAL (also: ns.idx >= KVT_NAMESPACES_MAX), -EBUSY (transfers of the index's last namespace are
+ * not over), -ENOSPC (too many different slot sizes), KVT_STORE_E_TOO_BIG, 0. */
 KVT_MUST_USE int kvt_store_ns_open(struct kvt_store *store, struct kvt_radix_ns ns,
                                    const struct kvt_store_ns_config *config);
 void kvt_store_ns_set_epoch(struct kvt_store *store, struct kvt_radix_ns ns, uint64_t epoch);
@@ -133,8 +134,9 @@ enum kvt_why kvt_store_why_lost(const struct kvt_store *store, struct kvt_radix_
 /* ---- jobs ----------------------------------------------------------------------------------- */
 
 enum kvt_job_kind {
-    KVT_JOB_FILL,  /* client -> the claimed cell's shard `rank`, into L1 when there is one, else L2
-                    */
+    KVT_JOB_FILL,  /* client -> the claimed cell's shard `rank`, into L1 when there is one, else L2.
+                      PRESENT: the shard is there already. When it fails (NO_ROOM: no slot, or an
+                      I/O error; LATE; CLIENT_GONE) the claim stays: fill again, or unclaim */
     KVT_JOB_READ,  /* a shard, from the best tier, -> client */
     KVT_JOB_RAISE, /* a copy into `tier` (HOST or DEVICE); the lower copy stays. DONE at once when
                       there is a copy in it or above */

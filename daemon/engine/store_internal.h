@@ -294,9 +294,10 @@ void kvt_store_reclaim_turn(struct kvt_store *store);
 
 /* ---- store_xfer.c: moves and transfers ---- */
 enum start {
-    START_DONE, /* under way */
-    START_WAIT, /* no transfer or slot now */
-    START_NONE, /* and none can be expected */
+    START_DONE,  /* under way */
+    START_WAIT,  /* no transfer or slot now */
+    START_NONE,  /* and none can be expected */
+    START_LATER, /* the promotion budget is used up; it comes back by itself */
 };
 struct move *kvt_store_find_copy(struct kvt_store *store, const struct cell *cell, uint32_t dst);
 struct copy_options {

@@ -115,7 +115,7 @@ static void wait_for(struct kvt_store *store, struct kvt_job *job, struct move *
 /* A start that did not work out now. */
 static void settle_start(struct kvt_store *store, struct kvt_job *job, enum start start)
 {
-    if (start == START_WAIT)
+    if (start == START_WAIT || start == START_LATER)
         put_in_queue(store, job);
     else if (start == START_NONE)
         kvt_store_end_job(store, job, KVT_MOVE_NO_ROOM);
@@ -153,7 +153,7 @@ static enum start raise_or_join(struct kvt_store *store, struct cell *cell, stru
         case KVT_PROMOTE_GO:
             break;
         case KVT_PROMOTE_WAIT:
-            return START_WAIT;
+            return START_LATER;
         case KVT_PROMOTE_NO:
             return START_NONE;
         }
@@ -241,13 +241,16 @@ static void read_from_disk(struct kvt_store *store, struct cell *cell, struct kv
 
     if (start == START_DONE)
         return;
+    if (start == START_LATER) {
+        put_in_queue(store, job);
+        return;
+    }
     cell = kvt_store_cell_at(store, handle); /* making room may have found it dead */
     if (cell == NULL || !kvt_store_is_readable(cell, KVT_TIER_DISK)) {
         kvt_store_end_job(store, job, KVT_MOVE_MISS);
         return;
     }
-    /* No slot in L2: through a bounce slot, so that reads go on when L2 is full of pins. Waiting
-     * for the promotion budget is not that: the budget comes back by itself. */
+    /* No slot in L2: through a bounce slot, so that reads go on when L2 is full of pins. */
     bounce = kvt_store_start_bounce(store, cell, shard, job);
     if (bounce == START_DONE)
         return;

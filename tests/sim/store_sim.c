@@ -20,7 +20,7 @@
 
 #define JOBS 96u
 #define KNOWN 512u
-#define CLAIMS 32u
+#define CLAIMS 16u
 #define LEASES 8u
 #define NS_COUNT 3u
 #define PATH_BLOCKS_MAX 10u
@@ -47,9 +47,9 @@ static const struct ns_model models[NS_COUNT] = {
       {KVT_COMPONENT_SLIDING_WINDOW, 20, 5000, true},
       {KVT_COMPONENT_STATE, 0, 600, false}}},
     {4,
+     5,
      2,
-     2,
-     {{KVT_COMPONENT_FULL, 0, 9000, false}, {KVT_COMPONENT_SLIDING_WINDOW, 8, 20000, false}}},
+     {{KVT_COMPONENT_FULL, 0, 9000, false}, {KVT_COMPONENT_SLIDING_WINDOW, 8, 12000, false}}},
 };
 
 struct client { /* memory of an engine for one component: an engine block a job */
@@ -181,6 +181,7 @@ static void on_done(struct kvt_job *job)
         bool is_right = oracle(sim, at, false);
 
         CHECK(is_right || sim->is_canary);
+        CHECK(job->moved_bytes == models[at->content.ns].components[at->content.component].bytes);
         sim->wrong_expected += !is_right;
         sim->verified++;
     }
@@ -261,9 +262,13 @@ static void reserve(struct sim *sim)
     uint32_t blocks = 1 + (uint32_t)dice(sim, PATH_BLOCKS_MAX);
     struct kvt_radix_cell cells[PATH_BLOCKS_MAX];
     uint64_t hashes[PATH_BLOCKS_MAX], hash = 0, new_blocks;
+    uint8_t extra_keys[PATH_BLOCKS_MAX][KVT_EXTRA_KEY_BYTES];
     struct kvt_radix_block end;
-    struct kvt_radix_prefix prefix = {
-        .ns = sim->ns[ns], .root_key = "r", .root_key_bytes = 1, .tokens = tokens};
+    struct kvt_radix_prefix prefix = {.ns = sim->ns[ns],
+                                      .root_key = "r",
+                                      .root_key_bytes = 1,
+                                      .tokens = tokens,
+                                      .extra_keys = extra_keys};
     int r;
 
     for (uint32_t i = 0; i < blocks; i++) {
@@ -272,6 +277,7 @@ static void reserve(struct sim *sim)
         for (uint32_t k = 0; k < model->block_tokens; k++)
             tokens[i * model->block_tokens + k] = choice * 100 + k;
         hash = (hash ^ (choice + 1)) * 0x9e3779b97f4a7c15ull;
+        memset(extra_keys[i], choice % 3 == 1 ? 9 : 0, KVT_EXTRA_KEY_BYTES);
         hashes[i] = hash;
     }
     prefix.tokens_count = blocks * model->block_tokens;
@@ -326,8 +332,10 @@ static void use_known(struct sim *sim, uint64_t what)
     if (known->block.generation == 0)
         return;
     cell = kvt_store_cell(sim->store, known->block, content.component);
-    if (cell.idx == 0)
+    if (cell.idx == 0) {
+        event(sim, (uint64_t)kvt_store_why_lost(sim->store, known->block, content.component));
         return;
+    }
     if (!model->components[content.component].is_replicated)
         content.rank = (uint32_t)dice(sim, model->ranks);
     if (what < 40) {
@@ -355,7 +363,10 @@ static void act(struct sim *sim)
 {
     uint64_t what = dice(sim, 1000);
 
-    if (what < 150) {
+    if (what < 2) {
+        event(sim, kvt_store_evict_index(sim->store, 4));
+        event(sim, kvt_store_estimate_ns(sim->store, (enum kvt_tier_id)dice(sim, 3), 100000));
+    } else if (what < 150) {
         reserve(sim);
     } else if (what < 500) {
         fill(sim);
