@@ -201,8 +201,6 @@ static void check_tiers(struct check *check, const struct kvt_config *config)
         refuse(check, "tiers.l1.backend is cuda, which this build does not have: use host or none");
     if ((unit & (unit - 1)) != 0)
         refuse(check, "tiers.l2.slab_unit is not a power of two");
-    else if (config->l2.bytes < 2 * unit)
-        refuse(check, "tiers.l2.bytes is less than two times tiers.l2.slab_unit");
 }
 
 /* A socket's path, with what the server appends to it, has to fit the system's limit. */

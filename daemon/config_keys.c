@@ -23,7 +23,8 @@ const struct kvt_config_key kvt_config_keys[] = {
     {"server.reply", KVT_CONFIG_CHOICE, AT(server.reply), "thread", 0, 0, false,
         {"thread", "inline"}},
 
-    {"index.memory", KVT_CONFIG_SIZE_OF_RAM, AT(index.memory_bytes), "128MiB", 8 * KVT_MIB, TIB},
+    {"index.memory", KVT_CONFIG_SIZE_OF_RAM, AT(index.memory_bytes), "128MiB", 8 * KVT_MIB,
+        64 * KVT_GIB},
 
     {"tiers.l1.backend", KVT_CONFIG_CHOICE, AT(l1.backend), "none", 0, 0, false,
         {"none", "host", "cuda"}},
@@ -34,7 +35,8 @@ const struct kvt_config_key kvt_config_keys[] = {
     {"tiers.l2.lock", KVT_CONFIG_CHOICE, AT(l2.lock), "try", 0, 0, false, {"required", "try"}},
     {"tiers.l2.verify", KVT_CONFIG_CHOICE, AT(l2.verify), "adopted", 0, 0, false,
         {"always", "adopted", "off"}},
-    {"tiers.l2.slab_unit", KVT_CONFIG_SIZE, AT(l2.slab_unit_bytes), "2MiB", 64 * KVT_KIB, KVT_GIB},
+    {"tiers.l2.slab_unit", KVT_CONFIG_SIZE, AT(l2.slab_unit_bytes), "2MiB", 64 * KVT_KIB,
+        KVT_HUGE_PAGE_BYTES},
     {"tiers.l3.path", KVT_CONFIG_TEXT, AT(l3.path), ""},
     {"tiers.l3.bytes", KVT_CONFIG_SIZE_OF_DISK, AT(l3.bytes), "0B", 4 * KVT_MIB, 1024 * TIB, true},
     {"tiers.l3.inflight", KVT_CONFIG_SIZE, AT(l3.inflight_bytes), "0B",

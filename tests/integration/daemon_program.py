@@ -317,7 +317,7 @@ class Unit(Base):
 
 def main(argv):
     global KVTIERD, BENCH, ROOT, SANITIZED
-    KVTIERD, BENCH, ROOT = argv[1:4]
+    KVTIERD, BENCH, ROOT = (os.path.abspath(path) for path in argv[1:4])
     SANITIZED = "--sanitized" in argv
     rest = [argument for argument in argv[4:] if argument != "--sanitized"]
     unittest.main(argv=[argv[0], *rest], verbosity=2)
