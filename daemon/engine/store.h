@@ -162,9 +162,10 @@ struct kvt_job { /* the caller's memory, from submit until done */
     void *owner;
     /* Results, for done. */
     enum kvt_move_result result;
-    enum kvt_tier_id from; /* READ: the tier that had it */
+    enum kvt_tier_id from; /* READ: the tier that had it when it was asked for */
     uint64_t moved_bytes;
     /* The store's. */
+    bool is_raised; /* READ: its bytes came up from disk for it, and are read from L2 */
     struct kvt_list link;
     uint32_t state;
     uint32_t heap_idx; /* place in the queue of deadlines */

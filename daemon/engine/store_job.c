@@ -237,8 +237,10 @@ static void read_from_disk(struct kvt_store *store, struct cell *cell, struct kv
                            uint32_t shard)
 {
     struct kvt_cell handle = job->cell;
-    enum start start = raise_or_join(store, cell, job, KVT_TIER_DISK, KVT_TIER_HOST), bounce;
+    enum start start, bounce;
 
+    job->is_raised = true;
+    start = raise_or_join(store, cell, job, KVT_TIER_DISK, KVT_TIER_HOST);
     if (start == START_DONE)
         return;
     if (start == START_LATER) {
@@ -385,6 +387,7 @@ void kvt_store_submit(struct kvt_store *store, struct kvt_job *job, uint64_t now
     job->heap_idx = HEAP_NONE;
     job->xfer = NULL;
     job->moved_bytes = 0;
+    job->is_raised = false;
     kvt_list_init(&job->link);
     if (store->heap_count == store->heap_max) {
         kvt_store_end_job(store, job, KVT_MOVE_NO_ROOM);

@@ -591,7 +591,7 @@ static void read_finish(struct kvt_store *store, struct move *move)
 
     if (is_source_bad(move))
         kvt_store_let_go(store, cell, move->src, KVT_DROP_BAD);
-    job->from = (enum kvt_tier_id)move->src;
+    job->from = job->is_raised ? KVT_TIER_DISK : (enum kvt_tier_id)move->src;
     job->moved_bytes = status == 0 ? move->bytes : 0;
     kvt_store_unpin(store, cell, move->src);
     move_free(store, move);
