@@ -1,0 +1,124 @@
+"""kvtier-ctl as a program against a real kvtierd: what it prints, and its exit status, which scripts
+and probes rely on.
+
+    ctl_program.py KVTIERD BENCH CTL [unittest arguments]"""
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+KVTIERD = BENCH = CTL = ""
+START_S_MAX = 60
+
+
+class Ctl(unittest.TestCase):
+    def setUp(self):
+        self.scratch = tempfile.TemporaryDirectory(prefix="kvt-ctl-")
+        self.addCleanup(self.scratch.cleanup)
+        self.socket = os.path.join(self.scratch.name, "kvtierd.sock")
+        settings = {"server.socket": self.socket,
+                    "server.admin_socket": os.path.join(self.scratch.name, "admin.sock"),
+                    "index.memory": "16MiB", "tiers.l2.bytes": "16MiB", "tiers.l2.pages": "plain",
+                    "tiers.l2.slab_unit": "1MiB", "tiers.l3.bytes": "32MiB",
+                    "tiers.l3.path": os.path.join(self.scratch.name, "l3")}
+        command = [KVTIERD]
+        for key, value in settings.items():
+            command += ["--set", f"{key}={value}"]
+        with open(os.path.join(self.scratch.name, "log"), "wb") as log:
+            self.daemon = subprocess.Popen(command, stdout=log, stderr=log)
+        self.addCleanup(self.stop)
+        until = time.monotonic() + START_S_MAX
+        while self.ctl("health")[0] != 0:
+            self.assertIsNone(self.daemon.poll(), "the daemon ended")
+            self.assertLess(time.monotonic(), until)
+            time.sleep(0.05)
+
+    def stop(self):
+        if self.daemon.poll() is None:
+            self.daemon.kill()
+        self.daemon.wait()
+
+    def ctl(self, *arguments, stdin=None):
+        done = subprocess.run([CTL, *arguments], input=stdin, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, timeout=120, check=False,
+                              env={**os.environ, "KVTIERD_SOCKET": self.socket}, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    def ok(self, *arguments):
+        code, out, err = self.ctl(*arguments)
+        self.assertEqual(code, 0, (arguments, out, err))
+        self.assertNotIn("\033", out)
+        return out
+
+    def fill(self):
+        subprocess.run([BENCH, "synth", "--socket", self.socket, "--preset", "window", "--limit",
+                        "30", "--tenants", "2", "--quiet"], check=True, timeout=120,
+                       stdout=subprocess.DEVNULL)
+
+    def test_empty(self):
+        self.assertIn("no engine has declared a model yet", self.ok("stats"))
+        code, _, err = self.ctl("lookup", "--tokens", "1,2")
+        self.assertEqual(code, 1)
+        self.assertIn("no namespace", err)
+        self.assertEqual(json.loads(self.ok("health", "--json"))["is_serving"], True)
+        self.assertIn("nothing is stored", self.ok("tree"))
+
+    def test_filled(self):
+        self.fill()
+        stats = json.loads(self.ok("stats", "--json"))
+        space = stats["namespaces"][0]
+        self.assertGreater(space["hit_tokens"], 0)
+        self.assertEqual(stats["leases"] + stats["tickets"] + stats["reserved_copies"], 0)
+        self.assertEqual(stats["tiers"][1]["copies"],
+                         sum(c["copies_at"][1] for c in space["components"]))
+        self.assertIn("kvtier-bench", self.ok("namespaces"))
+        tree = json.loads(self.ok("tree", "--json", "--nodes", "100000", "--depth", "1000"))
+        self.assertFalse(tree["is_cut"])
+        self.assertEqual(sum(n["blocks"] for n in tree["nodes"]), space["blocks"])
+        code, out, _ = self.ctl("lookup", "--tokens", ",".join(map(str, range(200))))
+        self.assertEqual(code, 1)
+        self.assertIn("3 blocks of 64, and 8 tokens", out)
+        why = json.loads(self.ok("explain", "--json", "--namespace", space["fingerprint"][:8],
+                                 "--tokens", ",".join(map(str, range(200)))))
+        self.assertEqual([c["why"] for c in why["components"]], ["never_stored"] * 2)
+        lines = self.ok("stats", "--json", "--watch", "0.1", "--rounds", "3").splitlines()
+        self.assertEqual(len([json.loads(line) for line in lines]), 3)
+        # A lookup's session is gone with the command.
+        self.assertEqual(json.loads(self.ok("stats", "--json"))["sessions"], 0)
+
+    def test_forgetting(self):
+        self.fill()
+        epoch = json.loads(self.ok("stats", "--json"))["namespaces"][0]["epoch"]
+        code, _, err = self.ctl("reset", stdin="")
+        self.assertEqual(code, 2)
+        self.assertIn("needs --yes", err)
+        self.assertGreater(json.loads(self.ok("evict", "--all", "--yes", "--json"))
+                           ["evicted_blocks"], 0)
+        self.assertEqual(json.loads(self.ok("reset", "--yes", "--json"))["epoch"], epoch + 1)
+        self.assertEqual(json.loads(self.ok("stats", "--json"))["namespaces"][0]["blocks"], 0)
+        # Admin verbs are refused where they do not belong.
+        code, _, err = self.ctl("tree", "--admin-socket", self.socket)
+        self.assertEqual(code, 4, err)
+
+    def test_doctor_and_no_daemon(self):
+        code, out, _ = self.ctl("doctor", "--json")
+        findings = json.loads(out)["findings"]
+        self.assertEqual(code, 1 if any(f["level"] == "bad" for f in findings) else 0)
+        self.assertTrue(all(f["remedy"] for f in findings if f["level"] != "ok"))
+        self.assertIn(f"process {self.daemon.pid} listens", findings[0]["text"])
+        self.daemon.send_signal(signal.SIGKILL)
+        self.daemon.wait()
+        for command in ("stats", "health", "tree"):
+            code, _, err = self.ctl(command)
+            self.assertEqual(code, 3)
+            self.assertIn("is kvtierd running?", err)
+        self.assertIn("nobody listens", self.ctl("doctor")[1])
+
+
+if __name__ == "__main__":
+    KVTIERD, BENCH, CTL = (os.path.abspath(path) for path in sys.argv[1:4])
+    unittest.main(argv=[sys.argv[0], *sys.argv[4:]])
