@@ -37,7 +37,7 @@ static int fail(struct kvt_daemon *daemon, enum kvt_exit how, int r)
 /* ---- limits, guard, live check -------------------------------------------------------------- */
 
 /* Raises the soft limit to the hard one; returns what it is then. */
-static uint64_t raise_limit(int which)
+static uint64_t raise_limit(__rlimit_resource_t which)
 {
     struct rlimit limit;
 
