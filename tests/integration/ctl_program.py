@@ -1,5 +1,5 @@
-"""kvtier-ctl as a program against a real kvtierd: what it prints, and its exit status, which scripts
-and probes rely on.
+"""kvtier-ctl as a program against a real kvtierd: what it prints, and its exit status, on which
+scripts and probes rely.
 
     ctl_program.py KVTIERD BENCH CTL [unittest arguments]"""
 import json
