@@ -19,7 +19,7 @@ static void on_notice(struct kvt_session_sink *sink, const struct kvt_notice *no
 {
     CHECK(sink != NULL);
     notified->notices[notice->kind]++;
-    notified->trace = kvt_hash64(notice, sizeof(*notice), notified->trace);
+    notified->trace = kvt_hash64(&notice->op_id, 8, notified->trace + notice->kind);
 }
 
 static uint64_t fixed_real_ns(void)

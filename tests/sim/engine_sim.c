@@ -1,0 +1,386 @@
+/* The whole engine in virtual time: engines of two ranks each look up, promote, reserve, demote,
+ * cancel, let deadlines pass, use stale and foreign handles, and die midway, over tiers that are
+ * slow and fail. Every promoted block is verified; invariants are checked; in the end nobody holds
+ * anything. The same seed gives the same trace.
+ *
+ * usage: engine_sim [--seed N] [--steps N] */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/common/check.h"
+#include "tests/common/engine_world.h"
+
+#define ENGINES 3u
+#define RANKS 2u
+#define AGENTS (ENGINES * RANKS)
+#define HELD 6u /* handles that an engine remembers */
+#define TAGS 24u
+#define BLOCKS_MAX 12u
+
+struct held {
+    struct kvt_handle handle;
+    uint64_t tag, blocks;
+};
+
+struct agent {
+    struct client client;
+    struct call call;
+    bool is_attached, must_quiesce;
+    uint32_t engine, rank;
+    uint64_t op_id, tag, first;
+    uint32_t count;
+};
+
+struct sim {
+    struct world world;
+    struct agent agents[AGENTS];
+    struct held leases[ENGINES][HELD], tickets[ENGINES][HELD];
+    uint64_t random;
+    uint64_t verified, wrong, late, ops;
+};
+
+static uint64_t below(struct sim *sim, uint64_t n)
+{
+    return fake_random(&sim->random) % n;
+}
+
+static uint64_t random_tag(struct sim *sim)
+{
+    return (1 + below(sim, 4)) << 8 | below(sim, TAGS / 4);
+}
+
+/* ---- answers ----------------------------------------------------------------------------------
+ */
+
+static void verify(struct sim *sim, struct agent *agent)
+{
+    const struct kvt_api_results *results = &agent->call.op.ans.promote.moves;
+
+    for (uint32_t c = 0; c < sim->world.components_count; c++) {
+        for (uint32_t i = 0; i < results->count[c]; i++) {
+            if (results->results[c][i] != KVT_MOVE_DONE)
+                continue;
+            sim->verified++;
+            if (!client_holds(&agent->client, c, agent->tag, agent->first + i, i, agent->rank))
+                sim->wrong++;
+        }
+    }
+}
+
+static void remember(struct sim *sim, struct held *held, struct kvt_handle handle,
+                     const struct agent *agent)
+{
+    if (handle.id != 0 || handle.secret != 0)
+        held[below(sim, HELD)] = (struct held){handle, agent->tag, agent->count};
+}
+
+static void on_answer(struct sim *sim, struct agent *agent)
+{
+    struct kvt_op *op = &agent->call.op;
+    bool is_ok = op->code == KVT_CODE_OK;
+
+    sim->ops++;
+    agent->call.is_done = false;
+    CHECK(op->code != KVT_CODE_INTERNAL && op->code != KVT_CODE_UNIMPLEMENTED);
+    switch (op->kind) {
+    case KVT_OP_LOOKUP:
+        if (is_ok) {
+            agent->count = (uint32_t)(op->ans.lookup.boundary_tokens / WORLD_BLOCK_TOKENS);
+            remember(sim, sim->leases[agent->engine], op->ans.lookup.lease, agent);
+        }
+        break;
+    case KVT_OP_RESERVE:
+        if (is_ok)
+            remember(sim, sim->tickets[agent->engine], op->ans.reserve.ticket, agent);
+        break;
+    case KVT_OP_PROMOTE:
+        if (is_ok && op->ans.promote.is_quiesced)
+            verify(sim, agent);
+        agent->must_quiesce =
+            op->code == KVT_CODE_CANCELLED || (is_ok && !op->ans.promote.is_quiesced);
+        sim->late += is_ok && !op->ans.promote.is_quiesced;
+        break;
+    case KVT_OP_DEMOTE:
+        agent->must_quiesce =
+            op->code == KVT_CODE_CANCELLED || (is_ok && !op->ans.demote.is_quiesced);
+        break;
+    case KVT_OP_QUIESCE:
+        if (is_ok)
+            agent->must_quiesce = false;
+        break;
+    default:
+        break;
+    }
+}
+
+/* ---- wishes -----------------------------------------------------------------------------------
+ */
+
+static const struct held *pick(struct sim *sim, const struct agent *agent,
+                               struct held held[ENGINES][HELD])
+{
+    uint64_t engine = below(sim, 20) == 0 ? below(sim, ENGINES) : agent->engine;
+
+    return &held[engine][below(sim, HELD)];
+}
+
+static void set_deadline(struct sim *sim, struct agent *agent)
+{
+    if (below(sim, 4) == 0)
+        agent->call.op.deadline_ns = sim->world.now_ns + 1000 + below(sim, 2 * KVT_NS_PER_MS);
+}
+
+static void ask_lookup(struct sim *sim, struct agent *agent)
+{
+    struct kvt_req_lookup *req = &agent->call.op.req.lookup;
+
+    call_begin(&agent->call, KVT_OP_LOOKUP);
+    req->session = agent->client.session;
+    req->prefix = world_prefix(&agent->call, agent->tag, 1 + below(sim, BLOCKS_MAX));
+    req->limit_tokens = UINT64_MAX;
+    req->wants_lease = below(sim, 4) != 0;
+    req->lease_ns = 1 + below(sim, 50 * KVT_NS_PER_MS);
+    req->wants_why = true;
+    req->wants_prefetch = below(sim, 4) == 0;
+}
+
+static void ask_reserve(struct sim *sim, struct agent *agent)
+{
+    struct kvt_req_reserve *req = &agent->call.op.req.reserve;
+
+    agent->count = 1 + (uint32_t)below(sim, BLOCKS_MAX);
+    call_begin(&agent->call, KVT_OP_RESERVE);
+    req->session = agent->client.session;
+    req->prefix = world_prefix(&agent->call, agent->tag, agent->count);
+    req->ticket_ns = 1 + below(sim, 50 * KVT_NS_PER_MS);
+    req->wants_count = 2;
+    req->wants[0] = (struct kvt_api_range){0, 0, agent->count};
+    req->wants[1] = (struct kvt_api_range){1, below(sim, agent->count), agent->count};
+}
+
+static void ask_promote(struct sim *sim, struct agent *agent)
+{
+    const struct held *held = pick(sim, agent, sim->leases);
+    struct kvt_req_promote *req = &agent->call.op.req.promote;
+
+    agent->tag = held->tag;
+    agent->first = held->blocks > 1 ? below(sim, held->blocks) : 0;
+    agent->count = (uint32_t)(held->blocks - agent->first);
+    world_promote(&agent->call, &agent->client, held->handle, agent->first, agent->count, 0);
+    if (below(sim, 3) == 0) {
+        agent->tag = random_tag(sim);
+        agent->first = 0;
+        agent->count = 4;
+        world_promote(&agent->call, &agent->client, KVT_HANDLE_NONE, 0, 4, 0);
+        req->prefix = world_prefix(&agent->call, agent->tag, 4);
+    }
+    for (uint32_t c = 0; c < 2; c++) {
+        for (uint32_t i = 0; i < agent->count; i++)
+            client_scribble(&agent->client, c, i, 0xdd);
+    }
+    req->op_id = ++agent->op_id;
+    req->policy = (enum kvt_promote_policy)below(sim, 3);
+    req->timeout_ns = 1 + below(sim, KVT_NS_PER_MS);
+    req->layer_groups = (uint32_t)below(sim, 4);
+    if (below(sim, 8) == 0) {
+        req->target = below(sim, 2) != 0 ? KVT_TARGET_L1 : KVT_TARGET_L2;
+        req->moves_count = 0;
+    }
+}
+
+static void ask_demote(struct sim *sim, struct agent *agent)
+{
+    const struct held *held = pick(sim, agent, sim->tickets);
+    struct kvt_req_demote *req = &agent->call.op.req.demote;
+
+    agent->tag = held->tag;
+    agent->first = 0;
+    agent->count = (uint32_t)held->blocks;
+    for (uint32_t c = 0; c < 2; c++) {
+        for (uint32_t i = 0; i < agent->count; i++)
+            client_fill(&agent->client, c, agent->tag, i, i);
+    }
+    world_demote(&agent->call, &agent->client, held->handle, 0, agent->count, 0);
+    req->op_id = ++agent->op_id;
+    req->wants_durable = below(sim, 4) == 0;
+    if (below(sim, 8) == 0) {
+        const struct held *lease = pick(sim, agent, sim->leases);
+
+        req->is_between_tiers = true;
+        req->lease = lease->handle;
+        req->from_tiers = KVT_TIER_BIT_L1 | KVT_TIER_BIT_L2;
+        req->to_tier = KVT_TIER_BIT_L3;
+        req->moves_count = 0;
+    }
+}
+
+static void ask_other(struct sim *sim, struct agent *agent)
+{
+    uint64_t which = below(sim, 40);
+
+    if (which == 0) {
+        call_begin(&agent->call, KVT_OP_RESET);
+        agent->call.op.req.reset.ns = sim->world.ns;
+    } else if (which < 3) {
+        call_begin(&agent->call, KVT_OP_EVICT);
+        agent->call.op.req.evict.ns = sim->world.ns;
+        agent->call.op.req.evict.prefix = world_prefix(&agent->call, agent->tag, 1 + below(sim, 8));
+    } else if (which < 5) {
+        call_begin(&agent->call, which == 3 ? KVT_OP_STATS : KVT_OP_DUMP);
+    } else {
+        call_begin(&agent->call, KVT_OP_RELEASE);
+        agent->call.op.req.release.session = agent->client.session;
+        if (which < 25)
+            agent->call.op.req.release.lease = pick(sim, agent, sim->leases)->handle;
+        else
+            agent->call.op.req.release.ticket = pick(sim, agent, sim->tickets)->handle;
+    }
+}
+
+static void attach(struct sim *sim, struct agent *agent)
+{
+    client_attach(&agent->client, &sim->world, &agent->call, (uint8_t)(agent->engine + 1),
+                  agent->rank == 0, agent->rank);
+    agent->call.is_done = false;
+    agent->is_attached = true;
+    agent->must_quiesce = false;
+}
+
+/* Its process dies: the memory goes, too, though the daemon still has it mapped. */
+static void die(struct sim *sim, struct agent *agent)
+{
+    struct call call;
+
+    call_init(&call, &sim->world);
+    client_detach(&agent->client, &call);
+    call_deinit(&call);
+    if (agent->call.is_busy)
+        call_wait(&agent->call);
+    agent->call.is_done = false;
+    client_unmap(&agent->client);
+    agent->is_attached = false;
+}
+
+static void ask(struct sim *sim, struct agent *agent)
+{
+    agent->tag = random_tag(sim);
+    if (agent->must_quiesce) {
+        call_begin(&agent->call, KVT_OP_QUIESCE);
+        agent->call.op.req.quiesce.session = agent->client.session;
+        agent->call.op.req.quiesce.op_id = agent->op_id;
+    } else {
+        switch (below(sim, 12)) {
+        case 0:
+        case 1:
+            ask_lookup(sim, agent);
+            break;
+        case 2:
+        case 3:
+            ask_reserve(sim, agent);
+            break;
+        case 4:
+        case 5:
+        case 6:
+            ask_promote(sim, agent);
+            break;
+        case 7:
+        case 8:
+        case 9:
+        case 10:
+            ask_demote(sim, agent);
+            break;
+        default:
+            ask_other(sim, agent);
+            break;
+        }
+    }
+    set_deadline(sim, agent);
+    call_submit(&agent->call);
+}
+
+static void step(struct sim *sim)
+{
+    for (uint32_t i = 0; i < AGENTS; i++) {
+        struct agent *agent = &sim->agents[i];
+
+        if (!agent->is_attached) {
+            if (below(sim, 20) == 0)
+                attach(sim, agent);
+            continue;
+        }
+        if (agent->call.is_done)
+            on_answer(sim, agent);
+        if (below(sim, 300) == 0) {
+            die(sim, agent);
+        } else if (!agent->call.is_busy) {
+            if (below(sim, 2) == 0)
+                ask(sim, agent);
+        } else if (below(sim, 50) == 0) {
+            atomic_store(&agent->call.op.is_cancelled, true);
+            sim->world.service.cancel(sim->world.service.ctx, &agent->call.op);
+        }
+    }
+    world_turn(&sim->world);
+}
+
+static uint64_t run(uint64_t seed, uint64_t steps)
+{
+    const struct world_config config = {.seed = seed,
+                                        .l1_bytes = 256u << 10,
+                                        .l2_bytes = 512u << 10,
+                                        .l3_bytes = 1u << 20,
+                                        .index_bytes = 4u << 20,
+                                        .delay_ns_max = KVT_NS_PER_MS,
+                                        .fault_rate = 10,
+                                        .ranks = RANKS,
+                                        .has_window = true};
+    static struct sim sim;
+    struct kvt_engine_counts counts;
+
+    memset(&sim, 0, sizeof(sim));
+    sim.random = seed;
+    world_init(&sim.world, &config);
+    for (uint32_t i = 0; i < AGENTS; i++) {
+        sim.agents[i].engine = i / RANKS;
+        sim.agents[i].rank = i % RANKS;
+        call_init(&sim.agents[i].call, &sim.world);
+    }
+    for (uint64_t i = 0; i < steps; i++) {
+        step(&sim);
+        if (i % 16 == 0)
+            world_check(&sim.world);
+    }
+    for (uint32_t i = 0; i < AGENTS; i++) {
+        if (sim.agents[i].is_attached)
+            die(&sim, &sim.agents[i]);
+        call_deinit(&sim.agents[i].call);
+    }
+    world_settle(&sim.world);
+    world_check(&sim.world);
+    kvt_engine_counts(sim.world.engine, &counts);
+    CHECK(counts.sessions == 0 && counts.engines == 0);
+    printf("seed %llu: %llu requests, %llu blocks verified, %llu wrong, %llu answered before "
+           "quiesced, trace %016llx\n",
+           (unsigned long long)seed, (unsigned long long)sim.ops, (unsigned long long)sim.verified,
+           (unsigned long long)sim.wrong, (unsigned long long)sim.late,
+           (unsigned long long)sim.world.trace);
+    CHECK(sim.wrong == 0 && sim.verified > 0);
+    world_deinit(&sim.world);
+    return sim.world.trace;
+}
+
+int main(int argc, char **argv)
+{
+    uint64_t seed = 1, steps = 4000;
+
+    for (int i = 1; i + 1 < argc; i += 2) {
+        if (strcmp(argv[i], "--seed") == 0)
+            seed = strtoull(argv[i + 1], NULL, 10);
+        else if (strcmp(argv[i], "--steps") == 0)
+            steps = strtoull(argv[i + 1], NULL, 10);
+    }
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    CHECK(run(seed, steps) == run(seed, steps));
+    (void)run(seed + 1, steps);
+    return 0;
+}
