@@ -725,8 +725,8 @@ void api_fill_answer(struct kvt_op *op, uint64_t seed, uint32_t size)
 static const char *compare(struct kvt_op *a, struct kvt_op *b,
                            void (*walk_op)(struct api_walk *, struct kvt_op *))
 {
-    struct api_walk walk_a = {.fields = calloc(API_FIELDS_MAX, sizeof(struct api_field))};
-    struct api_walk walk_b = {.fields = calloc(API_FIELDS_MAX, sizeof(struct api_field))};
+    struct api_walk walk_a = {.fields = malloc(API_FIELDS_MAX * sizeof(struct api_field))};
+    struct api_walk walk_b = {.fields = malloc(API_FIELDS_MAX * sizeof(struct api_field))};
     const char *name = NULL;
 
     KVT_ASSERT(walk_a.fields != NULL && walk_b.fields != NULL);

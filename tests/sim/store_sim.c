@@ -665,6 +665,74 @@ static void canary(bool is_early)
     sim_close(&sim);
 }
 
+static struct sim_job *submit_plain(struct sim *sim, enum kvt_job_kind kind, struct kvt_cell cell,
+                                    const struct content *content, enum kvt_tier_id tier)
+{
+    struct sim_job *at = free_job(sim);
+
+    CHECK(at != NULL);
+    at->is_busy = true;
+    at->content = *content;
+    at->job = (struct kvt_job){.kind = kind,
+                               .cell = cell,
+                               .tier = tier,
+                               .is_move = true,
+                               .deadline_ns = sim->now_ns + KVT_NS_PER_S,
+                               .done = on_done,
+                               .owner = at};
+    at->job.view =
+        (struct kvt_client_view){&client_of(sim, content)->layout, &at->engine_block, 0, 2};
+    if (kind == KVT_JOB_FILL)
+        (void)oracle(sim, at, true);
+    kvt_store_submit(sim->store, &at->job, sim->now_ns);
+    return at;
+}
+
+static void wait_done(struct sim *sim, const struct sim_job *at, enum kvt_move_result wanted)
+{
+    while (at->is_busy)
+        turn(sim, true);
+    CHECK(at->job.result == wanted);
+}
+
+/* Two reads of a block that is on disk only are one transfer; when the first is cancelled it ends
+ * at once, the transfer goes on, the other read is served and the copy stays. */
+static void coalesce(void)
+{
+    static struct sim sim;
+    struct content content = {0, 0, 0, 78};
+    uint32_t tokens[4] = {5, 6, 7, 8};
+    struct kvt_radix_prefix prefix = {
+        .root_key = "r", .root_key_bytes = 1, .tokens = tokens, .tokens_count = 4};
+    uint8_t digest[KVT_FINGERPRINT_BYTES] = {1};
+    struct kvt_store_stats stats;
+    struct kvt_radix_block end;
+    struct kvt_cell cell;
+    struct sim_job *first, *second;
+    uint64_t new_blocks;
+
+    sim_open(&sim, 3, false);
+    prefix.ns = sim.ns[0];
+    CHECK(kvt_radix_insert(sim.radix, &prefix, &end, &new_blocks) == 0);
+    CHECK(kvt_store_claim(sim.store, end, 0, digest, &cell) == KVT_CLAIM_MINE);
+    kvt_radix_settle(sim.radix, end);
+    wait_done(&sim, submit_plain(&sim, KVT_JOB_FILL, cell, &content, KVT_TIER_HOST), KVT_MOVE_DONE);
+    wait_done(&sim, submit_plain(&sim, KVT_JOB_LOWER, cell, &content, KVT_TIER_DISK),
+              KVT_MOVE_DONE);
+    CHECK(kvt_store_ready_mask(sim.store, cell) == 1u << KVT_TIER_DISK);
+    first = submit_plain(&sim, KVT_JOB_READ, cell, &content, KVT_TIER_HOST);
+    second = submit_plain(&sim, KVT_JOB_READ, cell, &content, KVT_TIER_HOST);
+    kvt_store_stats(sim.store, &stats);
+    CHECK(stats.coalesced == 1 && kvt_store_inflight(sim.store) == 1);
+    kvt_store_cancel(sim.store, &first->job);
+    CHECK(!first->is_busy && first->job.result == KVT_MOVE_ABORTED);
+    wait_done(&sim, second, KVT_MOVE_DONE);
+    CHECK((kvt_store_ready_mask(sim.store, cell) & 1u << KVT_TIER_HOST) != 0);
+    CHECK(sim.verified == 1);
+    wind_up(&sim);
+    sim_close(&sim);
+}
+
 int main(int argc, char **argv)
 {
     uint64_t seed = 1, turns = 3000, seconds = 0, runs = 0, start_ns = kvt_clock_mono_ns();
@@ -688,6 +756,7 @@ int main(int argc, char **argv)
     CHECK(kvt_guard_install() == 0);
     canary(false);
     canary(true);
+    coalesce();
     do {
         uint64_t hash;
 

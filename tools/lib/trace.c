@@ -139,7 +139,8 @@ static int keep_bytes(struct reader *reader, const char *data, size_t bytes)
         reader->line = grown;
         reader->line_room = room;
     }
-    memcpy(reader->line + reader->line_bytes, data, bytes);
+    if (bytes > 0) /* an empty rest before the first line has no buffer yet */
+        memcpy(reader->line + reader->line_bytes, data, bytes);
     reader->line_bytes = wanted;
     return 0;
 }

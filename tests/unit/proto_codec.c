@@ -1,0 +1,141 @@
+/* The codec without gRPC: random requests and answers there and back, in one piece and in many, and
+ * arenas that are too small. */
+#include "tests/common/cmocka.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/codec/codec.h"
+#include "tests/common/api_walk.h"
+
+static struct kvt_arena arenas[3];
+
+static bool has_request(unsigned kind)
+{
+    return kind != KVT_OP_DETACH && kind != KVT_OP_HEALTH;
+}
+
+/* Cuts @at into pieces at random places. */
+static uint32_t cut(const uint8_t *at, size_t bytes, uint64_t *random,
+                    struct kvt_codec_piece pieces[8])
+{
+    uint32_t count = 0;
+
+    while (count < 7 && bytes > 0) {
+        size_t here = (size_t)(api_random(random) % bytes) + 1;
+
+        pieces[count++] = (struct kvt_codec_piece){at, here};
+        at += here;
+        bytes -= here;
+    }
+    pieces[count++] = (struct kvt_codec_piece){at, bytes};
+    return count;
+}
+
+static void test_requests(void **state)
+{
+    (void)state;
+    for (uint64_t i = 0; i < 40u * KVT_OP_KINDS; i++) {
+        struct kvt_op op = {.kind = (enum kvt_op_kind)(i % KVT_OP_KINDS), .arena = &arenas[0]};
+        struct kvt_op back = {.kind = op.kind, .arena = &arenas[1]};
+        struct kvt_codec_message message;
+        struct kvt_codec_piece pieces[8];
+        uint64_t random = i;
+        uint8_t *at;
+
+        if (!has_request(op.kind))
+            continue;
+        kvt_arena_reset(&arenas[0]);
+        kvt_arena_reset(&arenas[1]);
+        api_fill_request(&op, i, i % 3 == 0);
+        assert_int_equal(kvt_codec_encode_request(&op, &message), 0);
+        at = malloc(message.bytes + 1); /* of the exact size: a sanitizer sees reads beyond */
+        assert_non_null(at);
+        kvt_codec_pack(&message, at);
+        assert_int_equal(kvt_codec_decode_request(&back, at, message.bytes), 0);
+        assert_null(api_compare_requests(&op, &back));
+        kvt_arena_reset(&arenas[1]);
+        assert_int_equal(kvt_codec_decode_pieces(
+                             &back, pieces, cut(at, message.bytes, &random, pieces), &arenas[2]),
+                         0);
+        assert_null(api_compare_requests(&op, &back));
+        for (size_t less = 1; less < 200 && less < message.bytes; less++) {
+            kvt_arena_reset(&arenas[1]);
+            (void)!kvt_codec_decode_request(&back, at, message.bytes - less);
+        }
+        free(at);
+    }
+}
+
+static void test_answers(void **state)
+{
+    (void)state;
+    for (uint64_t i = 0; i < 40u * KVT_OP_KINDS; i++) {
+        struct kvt_op op = {.kind = (enum kvt_op_kind)(i % KVT_OP_KINDS), .arena = &arenas[0]};
+        struct kvt_op back = {.kind = op.kind, .arena = &arenas[1]};
+        struct kvt_codec_message message;
+        uint8_t *at;
+
+        if (!has_request(op.kind))
+            continue;
+        kvt_arena_reset(&arenas[0]);
+        kvt_arena_reset(&arenas[1]);
+        api_fill_request(&op, i, 0);
+        api_fill_answer(&op, i + 1, 0);
+        assert_int_equal(kvt_codec_encode_answer(&op, &message), 0);
+        at = malloc(message.bytes + 1);
+        assert_non_null(at);
+        kvt_codec_pack(&message, at);
+        memcpy(&back.req, &op.req, sizeof(op.req)); /* as a client has it */
+        assert_int_equal(kvt_codec_decode_answer(&back, at, message.bytes), 0);
+        assert_null(api_compare_answers(&op, &back));
+        free(at);
+    }
+}
+
+static void test_small_arena(void **state)
+{
+    struct kvt_op op = {.kind = KVT_OP_LOOKUP, .arena = &arenas[0]};
+    static uint32_t tokens[100000];
+    struct kvt_codec_message message;
+    struct kvt_arena small;
+    struct kvt_op back = {.kind = KVT_OP_LOOKUP, .arena = &small};
+    struct kvt_codec_piece piece;
+    uint8_t *at;
+
+    (void)state;
+    kvt_arena_reset(&arenas[0]);
+    op.req.lookup.prefix.tokens = tokens;
+    op.req.lookup.prefix.tokens_count = KVT_COUNT_OF(tokens);
+    assert_int_equal(kvt_codec_encode_request(&op, &message), 0);
+    at = malloc(message.bytes);
+    assert_non_null(at);
+    kvt_codec_pack(&message, at);
+    assert_int_equal(kvt_arena_init(&small, 128 * KVT_KIB, 0), 0);
+    assert_int_equal(kvt_codec_decode_request(&back, at, message.bytes), KVT_CODEC_E_BAD);
+    assert_int_equal(back.code, KVT_CODE_RESOURCE_EXHAUSTED);
+    piece = (struct kvt_codec_piece){at, message.bytes};
+    kvt_arena_reset(&small);
+    assert_int_equal(kvt_codec_decode_pieces(&back, &piece, 1, &arenas[2]), KVT_CODEC_E_BAD);
+    assert_int_equal(back.code, KVT_CODE_RESOURCE_EXHAUSTED);
+    kvt_arena_deinit(&small);
+    free(at);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_requests),
+        cmocka_unit_test(test_answers),
+        cmocka_unit_test(test_small_arena),
+    };
+    int failed;
+
+    for (unsigned i = 0; i < 3; i++)
+        if (kvt_arena_init(&arenas[i], 128 * KVT_MIB, KVT_MIB) != 0)
+            return 1;
+    failed = cmocka_run_group_tests(tests, NULL, NULL);
+    for (unsigned i = 0; i < 3; i++)
+        kvt_arena_deinit(&arenas[i]);
+    return failed;
+}
