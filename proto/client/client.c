@@ -308,30 +308,53 @@ static void take_answer(struct kvt_client_call *call, bool *ret_has_answer)
     *ret_has_answer |= r == 0 && is_result;
 }
 
-static void run_call(struct kvt_client_call *call, grpc_byte_buffer *request)
+/* One batch with the status in it: then a request that the server did not read to its end is no
+ * failure of the batch. */
+static void run_unary(struct kvt_client_call *call, const grpc_op *sends, bool *ret_has_answer)
 {
-    grpc_op ops[5] = {{.op = GRPC_OP_SEND_INITIAL_METADATA},
-                      {.op = GRPC_OP_SEND_MESSAGE},
-                      {.op = GRPC_OP_SEND_CLOSE_FROM_CLIENT}};
-    bool has_answer = false;
-    grpc_op op;
+    grpc_op ops[6] = {
+        sends[0],           sends[1], sends[2], kvt_initial_op(call), kvt_receive_op(call),
+        kvt_status_op(call)};
 
-    ops[1].data.send_message.send_message = request;
-    ops[3] = kvt_initial_op(call);
-    ops[4] = kvt_receive_op(call);
-    kvt_call_batch(call, ops, 5, &call->tags[0]);
-    op = kvt_status_op(call);
-    kvt_call_batch(call, &op, 1, &call->tags[1]);
+    kvt_call_batch(call, ops, 6, &call->tags[0]);
     (void)kvt_call_wait(call, &call->tags[0]);
-    while (call->received != NULL) {
-        take_answer(call, &has_answer);
-        if (call->op->kind != KVT_OP_PROMOTE)
-            break;
+    if (call->received != NULL)
+        take_answer(call, ret_has_answer);
+}
+
+/* Events are received in batches of their own: the core drops a message that it received in a batch
+ * of which a send failed, and sends fail when the answer overtakes the end of the request. */
+static void run_stream(struct kvt_client_call *call, const grpc_op *sends, bool *ret_has_answer)
+{
+    grpc_op op = kvt_status_op(call);
+    grpc_op ops[4] = {sends[0], sends[1], sends[2], kvt_initial_op(call)};
+
+    kvt_call_batch(call, ops, 4, &call->tags[2]);
+    kvt_call_batch(call, &op, 1, &call->tags[1]);
+    for (;;) {
         op = kvt_receive_op(call);
         kvt_call_batch(call, &op, 1, &call->tags[0]);
         (void)kvt_call_wait(call, &call->tags[0]);
+        if (call->received == NULL)
+            break;
+        take_answer(call, ret_has_answer);
     }
     (void)kvt_call_wait(call, &call->tags[1]);
+    (void)kvt_call_wait(call, &call->tags[2]);
+}
+
+static void run_call(struct kvt_client_call *call, grpc_byte_buffer *request)
+{
+    grpc_op sends[3] = {{.op = GRPC_OP_SEND_INITIAL_METADATA},
+                        {.op = GRPC_OP_SEND_MESSAGE},
+                        {.op = GRPC_OP_SEND_CLOSE_FROM_CLIENT}};
+    bool has_answer = false;
+
+    sends[1].data.send_message.send_message = request;
+    if (call->op->kind == KVT_OP_PROMOTE)
+        run_stream(call, sends, &has_answer);
+    else
+        run_unary(call, sends, &has_answer);
     if (call->status == GRPC_STATUS_OK && call->is_answer_bad)
         call->op->code = KVT_CODE_INTERNAL; /* the codec's message says what */
     else if (call->status == GRPC_STATUS_OK && !has_answer)
