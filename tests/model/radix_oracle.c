@@ -257,18 +257,38 @@ bool oracle_has_below(const struct oracle *oracle, uint32_t idx, uint32_t compon
     return false;
 }
 
+static bool is_hole(const struct oracle *oracle, uint32_t idx)
+{
+    const struct oracle_block *block = &oracle->blocks[idx];
+
+    for (uint32_t c = 0; c < oracle->specs[block->ns].components_count; c++) {
+        if (oracle->specs[block->ns].components[c].kind == KVT_COMPONENT_FULL &&
+            block->mask[c] == 0)
+            return true;
+    }
+    return false;
+}
+
 bool oracle_is_unreachable(const struct oracle *oracle, uint32_t idx)
 {
     for (; idx != NONE; idx = oracle->blocks[idx].parent) {
-        const struct oracle_block *block = &oracle->blocks[idx];
-
-        for (uint32_t c = 0; c < oracle->specs[block->ns].components_count; c++) {
-            if (oracle->specs[block->ns].components[c].kind == KVT_COMPONENT_FULL &&
-                block->mask[c] == 0)
-                return true;
-        }
+        if (is_hole(oracle, idx))
+            return true;
     }
     return false;
+}
+
+uint32_t oracle_hole_visits(const struct oracle *oracle, uint32_t ns)
+{
+    uint32_t visits = 0;
+
+    for (uint32_t i = 0; i < oracle->top; i++) {
+        if (!oracle->blocks[i].is_used || oracle->blocks[i].ns != ns)
+            continue;
+        for (uint32_t at = i; at != NONE; at = oracle->blocks[at].parent)
+            visits += is_hole(oracle, at) ? 2 : 0;
+    }
+    return visits;
 }
 
 uint32_t oracle_find(const struct oracle *oracle, struct kvt_radix_block block)

@@ -64,4 +64,6 @@ bool oracle_is_leased(const struct oracle *oracle, uint32_t idx);
 bool oracle_has_below(const struct oracle *oracle, uint32_t idx, uint32_t component, uint8_t bit);
 /* Is some full component missing at the block or above it? */
 bool oracle_is_unreachable(const struct oracle *oracle, uint32_t idx);
+/* No search for blocks below holes of a namespace takes more steps, whatever the shape. */
+uint32_t oracle_hole_visits(const struct oracle *oracle, uint32_t ns);
 uint32_t oracle_find(const struct oracle *oracle, struct kvt_radix_block block);
