@@ -164,7 +164,8 @@ static int make_below(struct kvt_engine *engine)
                                       .seed = config->seed,
                                       .namespaces_max = config->namespaces_max,
                                       .roots_max = config->roots_max,
-                                      .mask_evictable = KVT_TIER_BITS_ALL};
+                                      .mask_evictable = KVT_TIER_BITS_ALL,
+                                      .is_populated = true};
     r = kvt_radix_new(&engine->radix, &radix);
     if (r < 0)
         return r;
