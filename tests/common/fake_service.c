@@ -43,7 +43,9 @@ void fake_hold(struct fake_service *fake, struct kvt_op *op)
 
 static void serve(struct fake_service *fake, struct kvt_op *op)
 {
-    if (fake->handle != NULL && fake->handle(fake, op))
+    fake_handle_fn handle = atomic_load(&fake->handle);
+
+    if (handle != NULL && handle(fake, op))
         return;
     if (atomic_load(&fake->is_holding) && op->kind != KVT_OP_DETACH && op->kind != KVT_OP_HEALTH)
         fake_hold(fake, op);

@@ -20,8 +20,8 @@ struct fake_service;
 typedef bool (*fake_handle_fn)(struct fake_service *fake, struct kvt_op *op);
 
 struct fake_service {
-    struct kvt_service table; /* for the server */
-    fake_handle_fn handle;
+    struct kvt_service table;       /* for the server */
+    _Atomic(fake_handle_fn) handle; /* may be set while it serves */
     void *ctx;
     atomic_ullong answer_seed;
     atomic_uint answer_size;
