@@ -20,7 +20,7 @@ const struct kvt_config_key kvt_config_keys[] = {
     {"server.requests_max", KVT_CONFIG_COUNT, AT(server.requests_max), "256", 16, 16384},
     {"server.deadline_max", KVT_CONFIG_DURATION, AT(server.deadline_max_ns), "1min",
         100 * MS, 24 * H},
-    {"server.reply", KVT_CONFIG_CHOICE, AT(server.reply), "thread", 0, 0, false,
+    {"server.reply", KVT_CONFIG_CHOICE, AT(server.reply), "inline", 0, 0, false,
         {"thread", "inline"}},
 
     {"index.memory", KVT_CONFIG_SIZE_OF_RAM, AT(index.memory_bytes), "128MiB", 8 * KVT_MIB,
