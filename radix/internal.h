@@ -266,6 +266,9 @@ uint32_t pool_class_of(const struct pool *pool, size_t bytes);
 /* Keeps memory for @count more places: taking that many cannot fail then. */
 bool pool_reserve_places(struct pool *pool, uint32_t count);
 void pool_unreserve_places(struct pool *pool, uint32_t count);
+/* The object of the class at @ref, in use or given back; NULL if there never was one in its page.
+ * @ref may be any number. */
+void *pool_object(const struct pool *pool, uint32_t cls, uint32_t ref);
 /* The block record at @idx if that is one and it is in use, whatever number @idx is. */
 struct block *pool_block_in_use(const struct pool *pool, uint32_t idx);
 

@@ -66,13 +66,25 @@ void kvt_radix_stats(const struct kvt_radix *radix, struct kvt_radix_stats *ret_
                 stats.cells_at[bit] += ns->cells_at[c][bit];
         }
     }
+    *ret_stats = stats;
+}
+
+bool kvt_radix_has_detached(const struct kvt_radix *radix)
+{
+    return radix->reap_head != 0;
+}
+
+uint64_t kvt_radix_detached_blocks(const struct kvt_radix *radix)
+{
+    uint64_t count = 0;
+
     for (uint32_t ref = radix->reap_head; ref != 0; ref = node_at(radix, ref)->reap_next) {
         const struct node *node = node_at(radix, ref);
 
         if ((node->flags & NODE_DETACHED) || !node_is_detached(radix, node))
-            stats.detached_blocks += detached_count(radix, node);
+            count += detached_count(radix, node);
     }
-    *ret_stats = stats;
+    return count;
 }
 
 void kvt_radix_ns_stats(const struct kvt_radix *radix, struct kvt_radix_ns ns_id,
@@ -115,45 +127,62 @@ static void dump_node(const struct kvt_radix *radix, const struct node *node,
 
 /* Next in pre-order; a node deeper than wanted is not entered. NULL: the end. */
 static const struct node *dump_next(const struct kvt_radix *radix, const struct node *node,
-                                    uint64_t depth_max_blocks)
+                                    uint64_t depth_max_blocks, uint32_t *inout_depth)
 {
     uint32_t next = node->first_child;
 
     if ((uint64_t)node->first_idx + node->cut >= depth_max_blocks)
         next = 0;
+    *inout_depth += next != 0;
     while (next == 0) {
         next = node->sib_next;
         if (next != 0 || (node->flags & NODE_ROOT))
             break;
         node = node_at(radix, node->parent);
+        --*inout_depth;
     }
     return next == 0 ? NULL : node_at(radix, next);
+}
+
+/* Where a dump begins. A position that was given out before, or by nobody, may name anything by
+ * now: NULL unless a live node of the namespace is there. */
+static const struct node *dump_start(const struct kvt_radix *radix, uint32_t ns_idx,
+                                     uint64_t resume)
+{
+    const struct node *node;
+
+    if (resume == 0) {
+        uint32_t ref = radix->namespaces[ns_idx].roots_head;
+
+        return ref == 0 ? NULL : node_at(radix, ref);
+    }
+    if (resume > UINT32_MAX)
+        return NULL;
+    node = pool_object(&radix->pool, CLASS_NODE, (uint32_t)resume);
+    if (node == NULL || (node->count == 0 && !(node->flags & NODE_ROOT)) ||
+        node->ns_idx != ns_idx || node_is_detached(radix, node))
+        return NULL;
+    return node;
 }
 
 uint32_t kvt_radix_dump(const struct kvt_radix *radix, struct kvt_radix_ns ns,
                         uint64_t depth_max_blocks, uint64_t *inout_resume, uint32_t max,
                         struct kvt_radix_dump_node *ret_nodes)
 {
-    const struct node *node = NULL, *root;
-    uint32_t count = 0;
+    const struct node *node, *root;
+    uint32_t count = 0, depth = 0; /* depth: nodes above it, the root counted */
 
     KVT_ASSERT(ns.idx < radix->namespaces_max);
-    if (*inout_resume == UINT64_MAX)
-        return 0;
-    if (*inout_resume != 0)
-        node = node_at(radix, (uint32_t)*inout_resume);
-    else if (radix->namespaces[ns.idx].roots_head != 0)
-        node = node_at(radix, radix->namespaces[ns.idx].roots_head);
+    node = dump_start(radix, ns.idx, *inout_resume);
+    for (root = node; root != NULL && !(root->flags & NODE_ROOT);
+         root = node_at(radix, root->parent))
+        depth++;
     while (node != NULL && count < max) {
-        if (!(node->flags & NODE_ROOT)) {
-            uint32_t depth = 0;
-
-            root = node_at(radix, node->parent);
-            for (; !(root->flags & NODE_ROOT); root = node_at(radix, root->parent))
-                depth++;
-            dump_node(radix, node, root, depth, &ret_nodes[count++]);
-        }
-        node = dump_next(radix, node, depth_max_blocks);
+        if (node->flags & NODE_ROOT)
+            root = node;
+        else
+            dump_node(radix, node, root, depth - 1, &ret_nodes[count++]);
+        node = dump_next(radix, node, depth_max_blocks, &depth);
     }
     *inout_resume = node == NULL ? UINT64_MAX : ref_of(radix, node);
     return count;

@@ -37,8 +37,10 @@ struct node *node_new(struct kvt_radix *radix, uint32_t ns_idx, uint32_t blocks)
     node = pool_take(pool, CLASS_NODE);
     data = node == NULL ? NULL : pool_take(pool, cls);
     if (data == NULL) {
-        if (node != NULL)
+        if (node != NULL) {
+            *node = (struct node){0}; /* a node of no blocks is not in use: see dump_start */
             pool_give(pool, node);
+        }
         pool_unreserve_places(pool, places_of(radix, ns));
         return NULL;
     }

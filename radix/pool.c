@@ -270,6 +270,20 @@ void pool_unreserve_places(struct pool *pool, uint32_t count)
         page_give(pool, cls->tail);
 }
 
+void *pool_object(const struct pool *pool, uint32_t cls_idx, uint32_t ref)
+{
+    const size_t offset = (size_t)ref << 4;
+    const size_t page_idx = offset >> pool->page_shift;
+    const size_t in_page = offset & (((size_t)1 << pool->page_shift) - 1);
+    const uint32_t bytes = pool->classes[cls_idx].bytes;
+
+    if (page_idx < pool->pages_first || page_idx >= pool->pages_count ||
+        pool->pages[page_idx].cls != cls_idx || in_page % bytes != 0 ||
+        in_page / bytes >= pool->pages[page_idx].bump)
+        return NULL;
+    return pool->region + offset;
+}
+
 struct block *pool_block_in_use(const struct pool *pool, uint32_t idx)
 {
     uint32_t page_idx = (uint32_t)(((uint64_t)idx << 4) >> pool->page_shift);

@@ -265,13 +265,17 @@ struct kvt_radix_stats {
     uint64_t memory_bytes, memory_used_bytes; /* used: records and tokens in use */
     uint64_t memory_taken_bytes; /* pages that are not free: used, and room in started pages */
     uint64_t tokens_bytes;       /* of the used: token storage holding tokens */
-    uint64_t nodes, blocks, roots, namespaces;
-    uint64_t detached_blocks;
+    uint64_t nodes, blocks, roots, namespaces; /* blocks: detached ones too */
     uint64_t leases; /* outstanding */
     uint64_t splits, merges;
     uint64_t cells_at[KVT_RADIX_BITS]; /* (block, component) pairs with that bit */
 };
+/* O(namespaces): cheap enough for every turn. */
 void kvt_radix_stats(const struct kvt_radix *radix, struct kvt_radix_stats *ret_stats);
+/* Does the reaper have work? O(1). */
+bool kvt_radix_has_detached(const struct kvt_radix *radix);
+/* How many blocks wait for the reaper. Walks them: for an administrator's request and tests. */
+uint64_t kvt_radix_detached_blocks(const struct kvt_radix *radix);
 
 struct kvt_radix_ns_stats {
     uint64_t roots, nodes, blocks;
@@ -281,8 +285,9 @@ void kvt_radix_ns_stats(const struct kvt_radix *radix, struct kvt_radix_ns ns,
                         struct kvt_radix_ns_stats *ret_stats);
 
 /* Pre-order dump for people: one entry a node, at most @max entries, nodes deeper than
- * @depth_max_blocks left out. *inout_resume starts as 0 and is passed back to go on; it is an
- * opaque position that is right as long as the tree did not change. Returns how many. */
+ * @depth_max_blocks left out. *inout_resume starts as 0 and is passed back to go on, until it is
+ * UINT64_MAX. Any number may be passed: if the tree changed, nodes may be missed or come twice, and
+ * a position where no live node of @ns is ends the dump. Returns how many. O(@max + depth). */
 struct kvt_radix_dump_node {
     struct kvt_radix_ns ns;
     uint32_t root_key_bytes;

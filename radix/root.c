@@ -43,8 +43,10 @@ struct node *root_new(struct kvt_radix *radix, uint32_t ns_idx, const void *key,
     node = pool_take(&radix->pool, CLASS_NODE);
     data = node == NULL ? NULL : pool_take(&radix->pool, pool_class_of(&radix->pool, key_bytes));
     if (data == NULL) {
-        if (node != NULL)
+        if (node != NULL) {
+            *node = (struct node){0}; /* not in use: see dump_start */
             pool_give(&radix->pool, node);
+        }
         return NULL;
     }
     *node = (struct node){.data = ref_of(radix, data),
@@ -87,5 +89,6 @@ void root_free(struct kvt_radix *radix, struct node *root)
     if (!(root->flags & NODE_DETACHED))
         root_unlink(radix, root);
     pool_give(&radix->pool, ref_ptr(radix, root->data));
+    root->flags = 0; /* not in use: see dump_start */
     pool_give(&radix->pool, root);
 }

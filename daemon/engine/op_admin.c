@@ -43,7 +43,7 @@ static void evict_prefix(struct kvt_engine *engine, struct kvt_op *op, const str
 void eng_op_evict(struct kvt_engine *engine, struct kvt_op *op)
 {
     const struct kvt_req_evict *req = &op->req.evict;
-    struct kvt_radix_stats before, after;
+    uint64_t before;
     struct eng_ns *ns;
 
     if (!is_admin(op))
@@ -51,13 +51,12 @@ void eng_op_evict(struct kvt_engine *engine, struct kvt_op *op)
     ns = eng_ns_by(engine, op, &req->ns, req->fingerprint);
     if (ns == NULL)
         return;
-    kvt_radix_stats(engine->radix, &before);
+    before = kvt_radix_detached_blocks(engine->radix);
     if (req->is_whole_namespace)
         kvt_radix_detach_ns(engine->radix, ns->radix_ns);
     else
         evict_prefix(engine, op, ns);
-    kvt_radix_stats(engine->radix, &after);
-    op->ans.evict.evicted_blocks = after.detached_blocks - before.detached_blocks;
+    op->ans.evict.evicted_blocks = kvt_radix_detached_blocks(engine->radix) - before;
     eng_count(engine, KVT_COUNTER_EVICTS, 1);
 }
 

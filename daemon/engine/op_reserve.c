@@ -15,13 +15,10 @@ int eng_insert(struct kvt_engine *engine, const struct eng_prefix *prefix,
     int r = kvt_radix_insert(engine->radix, &prefix->radix, ret_end, &new_blocks);
 
     for (uint32_t round = 0; r == KVT_RADIX_E_NO_ROOM && round < EVICT_ROUNDS; round++) {
-        struct kvt_radix_stats stats;
-
         if (prefix->radix.after.generation != 0 &&
             !kvt_radix_is_live(engine->radix, prefix->radix.after))
             return KVT_RADIX_E_STALE;
-        kvt_radix_stats(engine->radix, &stats);
-        if (stats.detached_blocks > 0)
+        if (kvt_radix_has_detached(engine->radix))
             (void)kvt_store_turn(engine->store, engine->now_ns, KVT_ENGINE_TURN_BLOCKS);
         else if (kvt_store_evict_index(engine->store, EVICT_CELLS) == 0)
             break;

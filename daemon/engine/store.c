@@ -317,7 +317,6 @@ bool kvt_store_turn(struct kvt_store *store, uint64_t now_ns, uint32_t budget_bl
 uint64_t kvt_store_next_ns(const struct kvt_store *store)
 {
     uint64_t next_ns = KVT_TIME_NEVER_NS;
-    struct kvt_radix_stats stats;
 
     if (store->heap_count > 0)
         next_ns = store->heap[0]->deadline_ns;
@@ -333,8 +332,7 @@ uint64_t kvt_store_next_ns(const struct kvt_store *store)
         next_ns = KVT_MIN(next_ns, kvt_time_add(store->now_ns, 10 * KVT_NS_PER_MS));
     if (store->is_reap_left || (store->is_woken && store->queued[0] + store->queued[1] > 0))
         return store->now_ns;
-    kvt_radix_stats(store->radix, &stats);
-    return stats.detached_blocks > 0 ? store->now_ns : next_ns;
+    return kvt_radix_has_detached(store->radix) ? store->now_ns : next_ns;
 }
 
 bool kvt_store_drain(struct kvt_store *store, uint64_t now_ns)

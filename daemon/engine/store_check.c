@@ -199,7 +199,7 @@ static bool check_totals(const struct kvt_store *store, struct recount *recount)
     }
     kvt_radix_stats(store->radix, &radix);
     for (uint32_t bit = 0; bit < KVT_RADIX_BITS; bit++)
-        if (radix.detached_blocks == 0 && radix.cells_at[bit] != recount->bits[bit])
+        if (!kvt_radix_has_detached(store->radix) && radix.cells_at[bit] != recount->bits[bit])
             return fail(recount, "the tree's count of a bit differs from the copies");
     return true;
 }
