@@ -11,6 +11,7 @@
 #include "radix/internal.h"
 
 #define ORPHAN_NODES_MAX 8u
+#define SKIPS_MAX 4096u /* places that give nothing, in one call: each leaves its list for that */
 
 struct pick {
     struct kvt_radix *radix;
@@ -268,10 +269,10 @@ static void pick_old(struct pick *pick)
 {
     struct kvt_radix *radix = pick->radix;
     uint32_t heads[KVT_NAMESPACES_MAX * KVT_COMPONENTS_MAX];
-    uint32_t count = lists_collect(pick, heads);
+    uint32_t count = lists_collect(pick, heads), skips = 0;
 
-    while (count > 0 && pick->count < pick->max) {
-        uint32_t best = 0;
+    while (count > 0 && pick->count < pick->max && skips < SKIPS_MAX) {
+        uint32_t best = 0, before = pick->count;
         struct place *place;
         struct node *node;
 
@@ -291,6 +292,7 @@ static void pick_old(struct pick *pick)
             place_unlist(radix, place);
         else if (node->mark != radix->mark)
             pick_place(pick, place);
+        skips += pick->count == before;
     }
 }
 

@@ -234,7 +234,9 @@ struct kvt_radix_victims {
  * Leased blocks, blocks with the HOLD bit on that component and blocks of detached roots are
  * skipped. Nothing is removed: the caller drops the bit of each one that it takes (in the order
  * given), or calls kvt_radix_defer on those it cannot take now; calling again without either may
- * give the same ones. Cost O(@max) amortised, whatever the tree's size. Returns how many. */
+ * give the same ones. Cost O(@max) amortised, whatever the tree's size; a call passes
+ * over a few thousand leased or detached ones at most and may return fewer then, even 0: the next
+ * call goes on behind them. Returns how many. */
 uint32_t kvt_radix_victims(struct kvt_radix *radix, const struct kvt_radix_victims *which,
                            uint32_t max, struct kvt_radix_victim *ret_victims);
 /* Puts a victim that cannot go now (its bytes are being read) behind the others for a while. */

@@ -215,6 +215,37 @@ static void test_generations_run_out(void **state)
     (void)kvt_radix_free(radix);
 }
 
+/* One call passes over a bounded number of leased leaves; later calls go on behind them. */
+static void test_victims_behind_many_leases(void **state)
+{
+    enum { LEAVES = 10000 };
+    struct kvt_radix_config large = config;
+    struct kvt_radix *radix = NULL;
+    struct kvt_radix_prefix prefix = {.tokens_count = 1};
+    struct kvt_radix_victims which = {.component = UINT32_MAX};
+    struct kvt_radix_victim victim;
+    struct kvt_radix_block end = KVT_RADIX_BLOCK_NONE;
+    uint32_t calls = 1;
+    uint64_t fresh;
+
+    (void)state;
+    large.memory_bytes = 16 << 20;
+    assert_int_equal(kvt_radix_new(&radix, &large), 0);
+    prefix.ns = which.ns = ns_open(radix);
+    for (uint32_t i = 0; i <= LEAVES; i++) {
+        prefix.tokens = &i;
+        assert_int_equal(kvt_radix_insert(radix, &prefix, &end, &fresh), 0);
+        assert_int_equal(kvt_radix_put(radix, end, 0, 1, 1), 0);
+        if (i < LEAVES)
+            assert_int_equal(kvt_radix_lease(radix, end), 0);
+    }
+    while (kvt_radix_victims(radix, &which, 1, &victim) == 0)
+        assert_true(++calls < 5);
+    assert_int_equal(calls, 3); /* 4,096 + 4,096 + the rest */
+    assert_int_equal(kvt_radix_block_id(victim.block), kvt_radix_block_id(end));
+    (void)kvt_radix_free(radix);
+}
+
 static void test_mapping_fails(void **state)
 {
     struct kvt_radix *radix = NULL;
@@ -237,6 +268,7 @@ int main(void)
         cmocka_unit_test(test_dump_position_that_lies),
         cmocka_unit_test(test_namespace_comes_back),
         cmocka_unit_test(test_generations_run_out),
+        cmocka_unit_test(test_victims_behind_many_leases),
         cmocka_unit_test(test_mapping_fails),
     };
 
