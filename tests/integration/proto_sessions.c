@@ -196,6 +196,18 @@ static void test_notices(void)
     teardown();
 }
 
+static atomic_bool is_pushing;
+
+/* The sink is the service's until it has served DETACH: not before this test has pushed its last.
+ */
+static bool detach_after_pushing(struct fake_service *service, struct kvt_op *op)
+{
+    (void)service;
+    while (op->kind == KVT_OP_DETACH && atomic_load(&is_pushing))
+        (void)usleep(100);
+    return false;
+}
+
 /* A client that reads nothing: bounded, and it loses its session, not the daemon its memory. */
 static void test_unread_notices(void)
 {
@@ -204,11 +216,14 @@ static void test_unread_notices(void)
     struct kvt_op op;
 
     setup((struct kvt_server_config){0});
+    atomic_store(&is_pushing, true);
+    fake.service.handle = detach_after_pushing;
     fake_op_init(&op, &arena, KVT_OP_ATTACH);
     session = attach(&op);
     CHECK(session != NULL);
     for (uint64_t i = 0; i < 200000 && atomic_load(submitted(KVT_OP_DETACH)) == 0; i++)
         kvt_server_notify(atomic_load(&fake.service.last_sink), &sent);
+    atomic_store(&is_pushing, false);
     CHECK(fake_wait(submitted(KVT_OP_DETACH), 1));
     kvt_session_detach(session);
     teardown();
