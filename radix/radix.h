@@ -268,7 +268,7 @@ struct kvt_radix_stats {
     uint64_t memory_taken_bytes; /* pages that are not free: used, and room in started pages */
     uint64_t tokens_bytes;       /* of the used: token storage holding tokens */
     uint64_t nodes, blocks, roots, namespaces; /* blocks: detached ones too */
-    uint64_t leases; /* outstanding */
+    uint64_t leases;                           /* outstanding */
     uint64_t splits, merges;
     uint64_t cells_at[KVT_RADIX_BITS]; /* (block, component) pairs with that bit */
 };
