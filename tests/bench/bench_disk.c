@@ -263,6 +263,51 @@ static void bench_size(struct bench *bench, struct world *world, uint64_t slot_b
     }
 }
 
+/* GB/s of fio on the same file with the same size and depth; 0: there is no fio. */
+static double fio(const struct world *world, uint64_t slot_bytes, bool is_read, bool is_quick)
+{
+    const uint64_t depth = KVT_MAX(INFLIGHT_BYTES / slot_bytes, (uint64_t)1);
+    char command[640], line[4096];
+    double kib_per_s = 0;
+    FILE *pipe;
+
+    (void)snprintf(command, sizeof(command),
+                   "fio --name=l3 --filename=%s --offset=%u --size=%u --bs=%llu --iodepth=%llu "
+                   "--rw=%s --ioengine=io_uring --direct=1 --fixedbufs=1 --registerfiles=1 "
+                   "--overwrite=1 --time_based --runtime=%d --minimal 2>/dev/null",
+                   world->sides[0].path, DATA_OFFSET_BYTES, SPAN_BYTES,
+                   (unsigned long long)slot_bytes, (unsigned long long)depth,
+                   is_read ? "randread" : "randwrite", is_quick ? 1 : 3);
+    pipe = popen(command, "re");
+    if (pipe == NULL)
+        return 0;
+    if (fgets(line, sizeof(line), pipe) != NULL) {
+        const char *at = line;
+
+        /* Terse output: bandwidth is field 7 of reads, 48 of writes. */
+        for (int field = 1; at != NULL && field < (is_read ? 7 : 48); field++) {
+            at = strchr(at, ';');
+            at = at == NULL ? NULL : at + 1;
+        }
+        kib_per_s = at == NULL ? 0 : strtod(at, NULL);
+    }
+    (void)pclose(pipe);
+    return kib_per_s * 1024 / 1e9;
+}
+
+static void bench_fio(struct bench *bench, const struct world *world, uint64_t slot_bytes)
+{
+    for (int is_read = 1; is_read >= 0; is_read--) {
+        double value = fio(world, slot_bytes, is_read != 0, bench->is_quick);
+        char name[80];
+
+        (void)snprintf(name, sizeof(name), "L3 %s, %llu KiB, fio beside it",
+                       is_read ? "read" : "write", (unsigned long long)(slot_bytes >> 10));
+        if (value > 0)
+            bench_row(bench, &(struct bench_row){.name = name, .value = value, .unit = "GB/s"});
+    }
+}
+
 int main(int argc, char **argv)
 {
     static struct world world;
@@ -273,6 +318,8 @@ int main(int argc, char **argv)
     world_open(&world);
     for (uint64_t slot_bytes = 64 << 10; slot_bytes <= 4 << 20; slot_bytes *= 4)
         bench_size(&bench, &world, slot_bytes);
+    for (uint64_t slot_bytes = 64 << 10; slot_bytes <= 4 << 20; slot_bytes *= 4)
+        bench_fio(&bench, &world, slot_bytes);
     status = bench_end(&bench);
     io_uring_queue_exit(&world.ring);
     close(world.bare_fd);
