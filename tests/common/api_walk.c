@@ -20,7 +20,11 @@ uint64_t api_random(uint64_t *state)
 
 static void note(struct api_walk *walk, const char *name, const void *at, size_t bytes)
 {
-    KVT_ASSERT(walk->fields_count < API_FIELDS_MAX);
+    if (walk->fields_count == walk->fields_room) { /* most have few: no large block for each */
+        walk->fields_room = KVT_MAX(256u, 2 * walk->fields_room);
+        walk->fields = realloc(walk->fields, walk->fields_room * sizeof(*walk->fields));
+        KVT_ASSERT(walk->fields != NULL);
+    }
     walk->fields[walk->fields_count++] =
         (struct api_field){.name = name, .hash = kvt_hash64(at, bytes, bytes)};
 }
@@ -725,11 +729,9 @@ void api_fill_answer(struct kvt_op *op, uint64_t seed, uint32_t size)
 static const char *compare(struct kvt_op *a, struct kvt_op *b,
                            void (*walk_op)(struct api_walk *, struct kvt_op *))
 {
-    struct api_walk walk_a = {.fields = malloc(API_FIELDS_MAX * sizeof(struct api_field))};
-    struct api_walk walk_b = {.fields = malloc(API_FIELDS_MAX * sizeof(struct api_field))};
+    struct api_walk walk_a = {0}, walk_b = {0};
     const char *name = NULL;
 
-    KVT_ASSERT(walk_a.fields != NULL && walk_b.fields != NULL);
     walk_op(&walk_a, a);
     walk_op(&walk_b, b);
     for (uint32_t i = 0; name == NULL && i < walk_a.fields_count && i < walk_b.fields_count; i++) {

@@ -17,9 +17,8 @@ struct api_walk {
     uint32_t size;           /* 0: small lists; 1: long lists; 2: some at their limits */
     struct kvt_arena *arena; /* filling: where lists go */
     struct api_field *fields;
-    uint32_t fields_count;
+    uint32_t fields_count, fields_room;
 };
-#define API_FIELDS_MAX 400000u
 
 uint64_t api_random(uint64_t *state);
 
