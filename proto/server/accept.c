@@ -43,6 +43,7 @@ struct kvt_conn {
     int own_fd, grpc_fd;
     uint64_t since_ns;
     atomic_bool had_call;
+    uint32_t ops_count;             /* requests in progress; under conns.mutex */
     struct kvt_region_conn *region; /* SOURCE_REGION */
 };
 
@@ -69,6 +70,42 @@ bool kvt_accept_peer(struct kvt_server *server, grpc_call *call, struct kvt_peer
     }
     pthread_mutex_unlock(&server->conns.mutex);
     return is_known;
+}
+
+/* conns.mutex held. NULL: it ended; calls may outlive their connection. */
+static struct kvt_conn *conn_of(struct kvt_server *server, const struct kvt_peer *peer)
+{
+    struct kvt_conn *conn = server->conns.by_fd[peer->conn_fd];
+
+    return conn != NULL && conn->peer.conn_id == peer->conn_id ? conn : NULL;
+}
+
+bool kvt_accept_begin_op(struct kvt_server *server, const struct kvt_peer *peer)
+{
+    struct kvt_conn *conn;
+    bool has_room = true;
+
+    pthread_mutex_lock(&server->conns.mutex);
+    conn = conn_of(server, peer);
+    if (conn != NULL) {
+        has_room = conn->ops_count < server->config.ops_per_connection_max;
+        conn->ops_count += has_room;
+    }
+    pthread_mutex_unlock(&server->conns.mutex);
+    return has_room;
+}
+
+void kvt_accept_end_op(struct kvt_server *server, const struct kvt_peer *peer)
+{
+    struct kvt_conn *conn;
+
+    pthread_mutex_lock(&server->conns.mutex);
+    conn = conn_of(server, peer);
+    if (conn != NULL) {
+        KVT_ASSERT(conn->ops_count > 0);
+        conn->ops_count--;
+    }
+    pthread_mutex_unlock(&server->conns.mutex);
 }
 
 /* ---- connections of gRPC ----------------------------------------------------------------------
@@ -174,6 +211,8 @@ static void add_connection(struct kvt_server *server, int fd, bool is_admin)
         return;
     }
     conn->grpc_fd = copy;
+    conn->peer.conn_fd = (uint32_t)copy;
+    conn->peer.conn_id = ++server->conns.id_next;
     pthread_mutex_lock(&server->conns.mutex);
     server->conns.by_fd[copy] = conn;
     kvt_list_push_back(&server->conns.list, &conn->link);

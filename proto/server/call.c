@@ -10,6 +10,7 @@
  * ops_max messages, and beyond that one flow-control window a stream. */
 #include <grpc/byte_buffer.h>
 #include <grpc/byte_buffer_reader.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "daemon/base/alloc.h"
@@ -179,18 +180,27 @@ static uint64_t deadline_of(const struct kvt_call *call)
 /* ---- REQUEST ----------------------------------------------------------------------------------
  */
 
-static const char *take_resources(struct kvt_call *call, enum kvt_code *ret_code)
+/* NULL, or why not: RESOURCE_EXHAUSTED. @text is room for it. */
+static const char *take_resources(struct kvt_call *call, char *text, size_t text_bytes)
 {
     struct kvt_server *server = call->server;
 
-    *ret_code = KVT_CODE_RESOURCE_EXHAUSTED;
     if (call->method->type == KVT_METHOD_ATTACH) {
         call->sink = kvt_sink_new(call);
         if (call->sink == NULL)
             return "too many Attach streams: end one first";
     }
+    if (!kvt_accept_begin_op(server, &call->peer)) {
+        atomic_fetch_add(&server->stats.ops_refused, 1);
+        (void)snprintf(text, text_bytes,
+                       "%u requests of this connection are in progress, no more are allowed: retry "
+                       "later",
+                       server->config.ops_per_connection_max);
+        return text;
+    }
     call->pooled = kvt_ops_take(server);
     if (call->pooled == NULL) {
+        kvt_accept_end_op(server, &call->peer);
         atomic_fetch_add(&server->stats.ops_refused, 1);
         return "too many requests in progress: retry later";
     }
@@ -207,8 +217,8 @@ static const char *take_resources(struct kvt_call *call, enum kvt_code *ret_code
 static void on_request(struct kvt_call *call, bool is_ok)
 {
     struct kvt_server *server = call->server;
-    enum kvt_code code = KVT_CODE_OK;
     const char *text;
+    char room[128];
 
     if (!is_ok) { /* the server stops */
         kvt_call_unref(call);
@@ -229,9 +239,9 @@ static void on_request(struct kvt_call *call, bool is_ok)
     else if (call->method->is_admin && !call->peer.is_admin)
         kvt_call_fail(call, KVT_CODE_PERMISSION_DENIED, "this is served on the admin socket only");
     else {
-        text = take_resources(call, &code);
+        text = take_resources(call, room, sizeof(room));
         if (text != NULL)
-            kvt_call_fail(call, code, text);
+            kvt_call_fail(call, KVT_CODE_RESOURCE_EXHAUSTED, text);
         else
             start_receive(call);
     }
@@ -389,6 +399,7 @@ static void on_first_message(struct kvt_call *call)
         /* A watch is a stream of its own: it needs no op while it lasts. */
         kvt_list_remove(&call->pooled->link);
         kvt_ops_give(call->server, call->pooled);
+        kvt_accept_end_op(call->server, &call->peer);
         call->pooled = NULL;
         kvt_live_add(call->server, 0, -1, 0);
         if (!kvt_health_watch(call))
@@ -471,6 +482,7 @@ static void on_send(struct kvt_call *call)
     if (call->pooled != NULL && is_op_over) {
         kvt_list_remove(&call->pooled->link);
         kvt_ops_give(call->server, call->pooled);
+        kvt_accept_end_op(call->server, &call->peer);
         call->pooled = NULL;
         kvt_live_add(call->server, 0, -1, 0);
     }

@@ -62,6 +62,8 @@ extern const struct kvt_method kvt_methods[KVT_METHODS];
 
 struct kvt_peer {
     uint64_t uid, pid;
+    uint64_t conn_id; /* never used again, other than the number of its descriptor */
+    uint32_t conn_fd; /* as gRPC has it */
     bool is_admin;
 };
 
@@ -191,6 +193,7 @@ struct kvt_server {
         pthread_mutex_t mutex;
         struct kvt_conn **by_fd; /* by the number that gRPC has */
         uint32_t fds_count, fd_first, fd_next;
+        uint64_t id_next; /* accept thread only */
         struct kvt_list list;
         uint32_t count;
         struct kvt_list regions; /* accept thread only */
@@ -297,6 +300,9 @@ void kvt_accept_stop(struct kvt_server *server);
 void kvt_accept_deinit(struct kvt_server *server);
 KVT_MUST_USE bool kvt_accept_peer(struct kvt_server *server, grpc_call *call,
                                   struct kvt_peer *ret_peer);
+/* Counts a request in progress of that connection. False: it has as many as it may. */
+KVT_MUST_USE bool kvt_accept_begin_op(struct kvt_server *server, const struct kvt_peer *peer);
+void kvt_accept_end_op(struct kvt_server *server, const struct kvt_peer *peer);
 
 /* region.c: the side socket. Accept thread only, but for claim. */
 struct kvt_region_conn;

@@ -9,6 +9,7 @@
 #include "proto/server/internal.h"
 
 #define STREAM_WINDOW_BYTES (64 * KVT_KIB)
+#define OPS_PER_CONNECTION_LEAST 8u /* of the default */
 
 bool kvt_server_has_method(const struct kvt_server *server, uint32_t method_idx)
 {
@@ -197,6 +198,9 @@ static int open_server(struct kvt_server **ret_server, const struct kvt_server_c
     if (server == NULL)
         return kvt_trace(-ENOMEM);
     server->config = *config;
+    if (config->ops_per_connection_max == 0)
+        server->config.ops_per_connection_max =
+            KVT_MAX(OPS_PER_CONNECTION_LEAST, config->ops_max / 2);
     server->has_echo = has_echo;
     set_empty(server);
     grpc_init();

@@ -23,6 +23,9 @@ struct kvt_server_config {
     uint32_t admin_socket_mode;    /* 0600 */
     uint32_t threads;              /* completion queues, one thread each */
     uint32_t ops_max;              /* requests in progress; more: RESOURCE_EXHAUSTED */
+    /* Of ops_max, what one connection may hold; more: RESOURCE_EXHAUSTED. 0: max(8, ops_max / 2),
+     * so that one client which does not read its answers leaves room for the others. */
+    uint32_t ops_per_connection_max;
     uint32_t connections_max;
     uint32_t streams_max;     /* a connection */
     uint64_t deadline_ns_max; /* a request without a deadline, or with a longer one, gets this */

@@ -17,6 +17,7 @@
 #include "tests/common/fake_service.h"
 
 #define OPS_MAX 8u
+#define OPS_PER_CONNECTION_MAX 4u
 #define CONNECTIONS_MAX 48u
 #define SLACK_BYTES (96 * KVT_MIB)
 
@@ -234,26 +235,65 @@ static void attack_half_messages(uint64_t before)
 }
 
 /* Asks for large answers and never reads. */
-static void attack_slow_reader(uint64_t before)
+static int open_slow_reader(void)
 {
     static const uint8_t empty_message[5];
-    int fds[16];
+    int fd = open_raw();
     uint8_t at[32];
+
+    (void)preface(fd);
+    for (uint32_t stream = 1; stream < 2 * 500; stream += 2) {
+        size_t head = frame(at, 0, 1, stream, sizeof(empty_message));
+
+        memcpy(at + head, empty_message, sizeof(empty_message));
+        if (!open_stream(fd, stream, "/kvtier.v1.KvTier/Stats") ||
+            !push(fd, at, head + sizeof(empty_message)))
+            break;
+    }
+    return fd;
+}
+
+/* One connection that never reads: another one is served while it is there, every time. */
+static void attack_one_slow_reader(void)
+{
+    struct kvt_client_config config = {.socket_path = fake.path, .deadline_ns = 10 * KVT_NS_PER_S};
+    struct kvt_client *client = NULL;
+    struct kvt_arena arena;
+    struct kvt_server_stats before, now;
+    struct kvt_op op;
+    int fd;
+
+    kvt_server_stats(fake.server, &before);
+    atomic_store(&fake.service.answer_size, 2);
+    atomic_store(&fake.service.answer_seed, 0x1234);
+    fd = open_slow_reader();
+    (void)usleep(300000);
+    kvt_server_stats(fake.server, &now);
+    CHECK(now.ops_refused > before.ops_refused); /* it holds what it may */
+    CHECK(kvt_arena_init(&arena, 32 * KVT_MIB, 0) == 0);
+    CHECK(kvt_client_open(&client, &config) == 0);
+    for (unsigned i = 0; i < 20; i++) {
+        kvt_arena_reset(&arena);
+        fake_op_init(&op, &arena, KVT_OP_STATS);
+        kvt_client_call(client, &op);
+        CHECK_CODE(&op, KVT_CODE_OK);
+    }
+    kvt_client_close(client);
+    kvt_arena_deinit(&arena);
+    atomic_store(&fake.service.answer_size, 0);
+    (void)close(fd);
+    (void)usleep(200000);
+    check_alive("after one slow reader");
+}
+
+static void attack_slow_reader(uint64_t before)
+{
+    int fds[16];
 
     atomic_store(&fake.service.answer_size, 2);
     atomic_store(&fake.service.answer_seed, 0x1234);
-    for (unsigned i = 0; i < KVT_COUNT_OF(fds); i++) {
-        fds[i] = open_raw();
-        (void)preface(fds[i]);
-        for (uint32_t stream = 1; stream < 2 * 500; stream += 2) {
-            size_t head = frame(at, 0, 1, stream, sizeof(empty_message));
-
-            memcpy(at + head, empty_message, sizeof(empty_message));
-            if (!open_stream(fds[i], stream, "/kvtier.v1.KvTier/Stats") ||
-                !push(fds[i], at, head + sizeof(empty_message)))
-                break;
-        }
-    }
+    for (unsigned i = 0; i < KVT_COUNT_OF(fds); i++)
+        fds[i] = open_slow_reader();
     (void)usleep(300000);
     check_growth("slow reader", before);
     atomic_store(&fake.service.answer_size, 0);
@@ -293,14 +333,17 @@ int main(int argc, char **argv)
 
     is_growth_bounded = argc < 2 || strcmp(argv[1], "sanitized") != 0;
     kvt_client_library_init();
-    fake_server_start(&fake, (struct kvt_server_config){.ops_max = OPS_MAX,
-                                                        .connections_max = CONNECTIONS_MAX,
-                                                        .deadline_ns_max = 2 * KVT_NS_PER_S});
+    fake_server_start(&fake,
+                      (struct kvt_server_config){.ops_max = OPS_MAX,
+                                                 .ops_per_connection_max = OPS_PER_CONNECTION_MAX,
+                                                 .connections_max = CONNECTIONS_MAX,
+                                                 .deadline_ns_max = 2 * KVT_NS_PER_S});
     check_alive("at start");
     before = rss_bytes();
     attack_huge(before);
     attack_garbage(before);
     attack_half_messages(before);
+    attack_one_slow_reader();
     attack_slow_reader(before);
     attack_connections(before);
     fake_server_stop(&fake, KVT_NS_PER_S);
