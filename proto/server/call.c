@@ -6,8 +6,9 @@
  *   CLOSE     the transport's last word: cancelled by the client, its deadline or its death
  *   SEND      a send is over (send.c): the op goes back after the last one
  *
- * A message is received only after the call got an op, so that what a client can make gRPC hold is
- * ops_max messages, and beyond that one flow-control window a stream. */
+ * A message is received only after the call got an op: the others cost one flow-control window a
+ * stream. That bounds how many messages gRPC holds, not how long they say they are, nor the second
+ * message of an Attach: the quota in server.c bounds the bytes. */
 #include <grpc/byte_buffer.h>
 #include <grpc/byte_buffer_reader.h>
 #include <stdio.h>
@@ -425,7 +426,12 @@ static void on_receive(struct kvt_call *call, bool is_ok)
     is_final_sent = call->is_final_sent;
     pthread_mutex_unlock(&call->mutex);
     if (call->is_submitted && call->method->type == KVT_METHOD_ATTACH) {
-        if (call->received != NULL)
+        bool has_message = call->received != NULL;
+
+        if (has_message) /* not kept until the session is gone */
+            grpc_byte_buffer_destroy(call->received);
+        call->received = NULL;
+        if (has_message)
             kvt_sink_end(call, KVT_CODE_INVALID_ARGUMENT, "a second message on an Attach stream");
         else
             kvt_sink_end(call, KVT_CODE_OK, "");

@@ -9,6 +9,7 @@
 #include "proto/server/internal.h"
 
 #define STREAM_WINDOW_BYTES (64 * KVT_KIB)
+#define READ_CHUNK_BYTES KVT_MIB
 #define OPS_PER_CONNECTION_LEAST 8u /* of the default */
 
 bool kvt_server_has_method(const struct kvt_server *server, uint32_t method_idx)
@@ -86,14 +87,29 @@ static grpc_arg integer_arg(const char *key, int value)
         .type = GRPC_ARG_INTEGER, .key = (char *)(uintptr_t)key, .value.integer = value};
 }
 
+/* What gRPC may hold of incoming bytes in all: the messages that ops_max lets in, and what each
+ * connection reads ahead. gRPC looks at the length of a message only when all of it is there, and
+ * widens the stream's window for it until then: without this a single stream could make it hold
+ * 4 GiB. Above the quota gRPC cancels streams, and not only the guilty one: whoever does that can
+ * end other clients' streams, sessions too, but not the daemon. */
+static size_t quota_bytes(const struct kvt_server_config *config)
+{
+    return (size_t)config->ops_max * KVT_MESSAGE_BYTES_MAX +
+           (size_t)config->connections_max * READ_CHUNK_BYTES;
+}
+
 /* Windows are small so that a stream holds little before its call has an op; ping rules are wide
  * because some clients ping often; compression is off because it could blow up. */
 static int make_grpc(struct kvt_server *server)
 {
+    grpc_resource_quota *quota = grpc_resource_quota_create("kvtier");
     grpc_arg args[] = {
+        {.type = GRPC_ARG_POINTER,
+         .key = (char *)(uintptr_t)GRPC_ARG_RESOURCE_QUOTA,
+         .value.pointer = {.p = quota, .vtable = grpc_resource_quota_arg_vtable()}},
         integer_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, (int)KVT_MESSAGE_BYTES_MAX),
         integer_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS, (int)server->config.streams_max),
-        integer_arg(GRPC_ARG_TCP_READ_CHUNK_SIZE, (int)KVT_MIB),
+        integer_arg(GRPC_ARG_TCP_READ_CHUNK_SIZE, (int)READ_CHUNK_BYTES),
         integer_arg(GRPC_ARG_TCP_MIN_READ_CHUNK_SIZE, (int)(64 * KVT_KIB)),
         integer_arg(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, (int)(4 * KVT_MIB)),
         integer_arg(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, (int)STREAM_WINDOW_BYTES),
@@ -106,8 +122,10 @@ static int make_grpc(struct kvt_server *server)
     };
     grpc_channel_args channel_args = {.num_args = KVT_COUNT_OF(args), .args = args};
 
+    grpc_resource_quota_resize(quota, quota_bytes(&server->config));
     server->creds = grpc_insecure_server_credentials_create();
     server->grpc = grpc_server_create(&channel_args, NULL);
+    grpc_resource_quota_unref(quota); /* the server has its own reference */
     if (server->creds == NULL || server->grpc == NULL)
         return kvt_trace(-ENOMEM);
     for (uint32_t i = 0; i < KVT_METHODS; i++) {

@@ -234,6 +234,28 @@ static void attack_half_messages(uint64_t before)
     (void)usleep(200000);
 }
 
+/* Health watches that find no op and all end at once: more calls than the reply ring has room for,
+ * should the reply thread be behind. */
+static void attack_watches(uint64_t before)
+{
+    int fds[CONNECTIONS_MAX - 4];
+
+    for (unsigned i = 0; i < KVT_COUNT_OF(fds); i++) {
+        fds[i] = open_raw();
+        (void)preface(fds[i]);
+        for (uint32_t stream = 1; stream < 2 * 64; stream += 2) {
+            if (!open_stream(fds[i], stream, "/grpc.health.v1.Health/Watch"))
+                break;
+        }
+    }
+    (void)usleep(300000);
+    for (unsigned i = 0; i < KVT_COUNT_OF(fds); i++)
+        (void)close(fds[i]);
+    (void)usleep(200000);
+    check_growth("watches", before);
+    check_alive("after watches");
+}
+
 /* Asks for large answers and never reads. */
 static int open_slow_reader(void)
 {
@@ -304,6 +326,143 @@ static void attack_slow_reader(uint64_t before)
     check_alive("after slow readers");
 }
 
+/* ---- a client that keeps to flow control ------------------------------------------------------
+ */
+
+struct flow {
+    int fd;
+    uint32_t stream;
+    int64_t connection_bytes, stream_bytes; /* that may be sent */
+    uint8_t in[65536];
+    size_t in_bytes;
+    bool is_over; /* the server ended the stream or the connection */
+};
+
+static uint32_t word(const uint8_t *at)
+{
+    return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+}
+
+static void flow_frame(struct flow *flow, uint8_t type, uint8_t flags, uint32_t stream,
+                       const uint8_t *at, size_t bytes)
+{
+    static const uint8_t settings_ack[9] = {0, 0, 0, 4, 1, 0, 0, 0, 0};
+
+    if (type == 4 && (flags & 1) == 0) {
+        for (size_t i = 0; i + 6 <= bytes; i += 6) {
+            if (at[i] == 0 && at[i + 1] == 4)
+                flow->stream_bytes += (int64_t)word(at + i + 2) - 65535;
+        }
+        (void)push(flow->fd, settings_ack, sizeof(settings_ack));
+    } else if (type == 8 && bytes == 4) {
+        *(stream == 0 ? &flow->connection_bytes : &flow->stream_bytes) += word(at) & 0x7fffffff;
+    } else if (type == 7 || (stream == flow->stream && (type == 3 || (flags & 1) != 0))) {
+        flow->is_over = true;
+    }
+}
+
+/* Reads what the server sent within @ms. */
+static void flow_read(struct flow *flow, int ms)
+{
+    struct pollfd pfd = {.fd = flow->fd, .events = POLLIN};
+    ssize_t got;
+    size_t used = 0;
+
+    if (poll(&pfd, 1, ms) <= 0)
+        return;
+    got = recv(flow->fd, flow->in + flow->in_bytes, sizeof(flow->in) - flow->in_bytes, 0);
+    if (got <= 0) {
+        flow->is_over = got == 0 || errno != EAGAIN;
+        return;
+    }
+    flow->in_bytes += (size_t)got;
+    while (flow->in_bytes - used >= 9) {
+        const uint8_t *at = flow->in + used;
+        size_t bytes = (size_t)at[0] << 16 | (size_t)at[1] << 8 | at[2];
+
+        if (flow->in_bytes - used < 9 + bytes)
+            break;
+        flow_frame(flow, at[3], at[4], word(at + 5) & 0x7fffffff, at + 9, bytes);
+        used += 9 + bytes;
+    }
+    memmove(flow->in, flow->in + used, flow->in_bytes - used);
+    flow->in_bytes -= used;
+}
+
+static void flow_open(struct flow *flow, uint32_t stream, const char *path)
+{
+    *flow = (struct flow){
+        .fd = open_raw(), .stream = stream, .connection_bytes = 65535, .stream_bytes = 65535};
+    CHECK(preface(flow->fd) && open_stream(flow->fd, stream, path));
+    flow_read(flow, 200);
+}
+
+/* Sends up to @bytes of zeroes, after @prefix if there is one; what the server took. */
+static uint64_t flow_send(struct flow *flow, const uint8_t *prefix, size_t prefix_bytes,
+                          uint64_t bytes)
+{
+    static uint8_t at[9 + 16384];
+    uint64_t sent = 0;
+    unsigned idle = 0;
+
+    while (sent < bytes && !flow->is_over && idle < 20) {
+        size_t here = (size_t)KVT_MIN(bytes - sent, 16384u);
+
+        if (flow->connection_bytes < (int64_t)here || flow->stream_bytes < (int64_t)here) {
+            int64_t was = flow->connection_bytes + flow->stream_bytes;
+
+            flow_read(flow, 50);
+            idle = flow->connection_bytes + flow->stream_bytes > was ? 0 : idle + 1;
+            continue;
+        }
+        (void)frame(at, 0, 0, flow->stream, here);
+        memset(at + 9, 0, here);
+        if (sent == 0)
+            memcpy(at + 9, prefix, prefix_bytes);
+        if (!push(flow->fd, at, 9 + here))
+            break;
+        sent += here;
+        flow->connection_bytes -= (int64_t)here;
+        flow->stream_bytes -= (int64_t)here;
+        flow_read(flow, 0);
+    }
+    return sent;
+}
+
+/* A message that says it is of 2 GiB: the server refuses it when its quota is used up. What a
+ * bystander sees of that is printed, not demanded: gRPC chooses whose streams it cancels. */
+static void attack_oversize(uint64_t before)
+{
+    static const uint8_t prefix[5] = {0, 0x7f, 0xff, 0xff, 0xff};
+    struct kvt_client_config config = {.socket_path = fake.path, .deadline_ns = 10 * KVT_NS_PER_S};
+    unsigned detaches = atomic_load(&fake.service.submitted[KVT_OP_DETACH]);
+    struct kvt_client *client = NULL;
+    struct kvt_session *session;
+    struct kvt_arena arena;
+    struct kvt_op op;
+    struct flow flow;
+    uint64_t taken;
+
+    CHECK(kvt_arena_init(&arena, KVT_MIB, 0) == 0);
+    CHECK(kvt_client_open(&client, &config) == 0);
+    fake_op_init(&op, &arena, KVT_OP_ATTACH);
+    session = kvt_client_attach(client, &op);
+    CHECK_CODE(&op, KVT_CODE_OK);
+    flow_open(&flow, 1, "/kvtier.v1.KvTier/Lookup");
+    taken = flow_send(&flow, prefix, sizeof(prefix), 512 * KVT_MIB);
+    printf("oversize: %.1f MiB taken%s, %u of 1 bystanding session ended\n",
+           (double)taken / (double)KVT_MIB, flow.is_over ? ", then refused" : "",
+           atomic_load(&fake.service.submitted[KVT_OP_DETACH]) - detaches);
+    CHECK(flow.is_over);
+    check_growth("oversize", before);
+    (void)close(flow.fd);
+    kvt_session_detach(session);
+    kvt_client_close(client);
+    kvt_arena_deinit(&arena);
+    (void)usleep(200000);
+    check_alive("after an oversized message");
+}
+
 static void attack_huge(uint64_t before)
 {
     static uint32_t tokens[KVT_REQUEST_TOKENS_MAX];
@@ -341,8 +500,10 @@ int main(int argc, char **argv)
     check_alive("at start");
     before = rss_bytes();
     attack_huge(before);
+    attack_oversize(before);
     attack_garbage(before);
     attack_half_messages(before);
+    attack_watches(before);
     attack_one_slow_reader();
     attack_slow_reader(before);
     attack_connections(before);
