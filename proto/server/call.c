@@ -21,6 +21,7 @@
 #define ADMIN "/kvtier.v1.KvTierAdmin/"
 #define OVERDUE_SLACK_NS KVT_NS_PER_S
 #define PIECES_MAX 128u
+#define INLINE_BYTES_MAX (64 * KVT_KIB) /* of payload that the service's thread sends itself */
 
 const struct kvt_method kvt_methods[KVT_METHODS] = {
     {SERVICE "OpenNamespace", KVT_METHOD_UNARY, KVT_OP_OPEN_NAMESPACE, false},
@@ -338,13 +339,26 @@ static int decode(struct kvt_call *call, struct kvt_op *op)
     return r;
 }
 
+/* Too much to encode for the service's thread: payload, and lists of things. */
+static bool is_answer_large(const struct kvt_op *op)
+{
+    if (op->code != KVT_CODE_OK)
+        return false;
+    return op->kind == KVT_OP_DUMP || op->kind == KVT_OP_STATS ||
+           (op->kind == KVT_OP_PROMOTE && op->ans.promote.inline_bytes > INLINE_BYTES_MAX);
+}
+
 static void op_done(struct kvt_op *op)
 {
     struct kvt_pooled_op *pooled = op->server;
     struct kvt_call *call = pooled->call;
+    bool is_large = is_answer_large(op); /* from is_done on the op may be gone */
 
     atomic_store_explicit(&call->is_done, true, memory_order_release);
-    kvt_call_wake(call);
+    if (is_large)
+        kvt_reply_queue(call->server, call);
+    else
+        kvt_call_wake(call);
     kvt_call_unref(call); /* the service's */
 }
 

@@ -6,7 +6,7 @@
  *                   thread gives the call's op back to the pool: so it may look at the op whenever
  *                   the call has one.
  *   reply thread    encodes answers and starts sends (with is_reply_inline the service's thread
- *                   does)
+ *                   does, but for Stats, Dump and payload over 64 KiB)
  *   any thread      op->done, op->progress, kvt_server_notify
  *
  * A call (call.c) is one RPC in progress. What the service's side and the rpc thread both touch is
