@@ -71,7 +71,7 @@ static bool add_token(struct kvt_server *server, uint64_t uid, void *mapping, ui
         entry->mapping = mapping;
         entry->bytes = bytes;
         entry->uid = uid;
-        entry->expires_ns = kvt_time_add(kvt_clock_mono_ns(), KVT_SERVER_REGION_NS);
+        entry->expires_ns = kvt_time_add(kvt_clock_mono_ns(), server->config.region_ns);
     }
     pthread_mutex_unlock(&server->regions.mutex);
     return entry != NULL;
@@ -80,14 +80,15 @@ static bool add_token(struct kvt_server *server, uint64_t uid, void *mapping, ui
 void *kvt_region_claim(struct kvt_server *server, const uint8_t token[KVT_REGION_TOKEN_BYTES],
                        uint64_t uid, uint64_t bytes)
 {
+    uint64_t now_ns = kvt_clock_mono_ns();
     void *mapping = NULL;
 
     pthread_mutex_lock(&server->regions.mutex);
     for (uint32_t i = 0; i < KVT_SERVER_REGIONS_MAX; i++) {
         struct kvt_region_token *entry = &server->regions.tokens[i];
 
-        if (entry->mapping != NULL && entry->uid == uid && entry->bytes == bytes &&
-            memcmp(entry->token, token, KVT_REGION_TOKEN_BYTES) == 0) {
+        if (entry->mapping != NULL && entry->expires_ns > now_ns && entry->uid == uid &&
+            entry->bytes == bytes && memcmp(entry->token, token, KVT_REGION_TOKEN_BYTES) == 0) {
             mapping = entry->mapping;
             entry->mapping = NULL;
             break;

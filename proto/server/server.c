@@ -219,6 +219,8 @@ static int open_server(struct kvt_server **ret_server, const struct kvt_server_c
     if (config->ops_per_connection_max == 0)
         server->config.ops_per_connection_max =
             KVT_MAX(OPS_PER_CONNECTION_LEAST, config->ops_max / 2);
+    if (config->region_ns == 0)
+        server->config.region_ns = KVT_SERVER_REGION_NS;
     server->has_echo = has_echo;
     set_empty(server);
     grpc_init();

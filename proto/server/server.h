@@ -8,8 +8,8 @@
  *   region socket    <main>.regions: a memfd comes by SCM_RIGHTS, a token for Attach goes back
  *
  * open, stop, close: main thread. The service's `done` may be called from any one thread at a time
- * per op; replies leave through a reply thread of the server (measured against start_batch on the
- * caller's thread: docs/decisions/). */
+ * per op; replies leave from that thread or through a reply thread of the server (is_reply_inline;
+ * measured in docs/decisions/0001-replies.md). */
 #pragma once
 
 #include "daemon/base/api.h"
@@ -29,7 +29,8 @@ struct kvt_server_config {
     uint32_t connections_max;
     uint32_t streams_max;     /* a connection */
     uint64_t deadline_ns_max; /* a request without a deadline, or with a longer one, gets this */
-    bool is_reply_inline;     /* replies from the service's thread instead of the reply thread */
+    uint64_t region_ns;       /* how long a memfd waits for its Attach; 0: 30 s */
+    bool is_reply_inline;     /* small replies from the service's thread, not the reply thread */
     uint64_t boot_id;
     const struct kvt_service *service;
 };

@@ -355,6 +355,26 @@ static int child_other(const char *path, const char *hex)
     return 0;
 }
 
+/* A token that nobody takes: the mapping goes by itself, and the token is worth nothing. */
+static void test_region_expiry(void)
+{
+    int fd = make_memfd(8192, F_SEAL_SHRINK | F_SEAL_GROW);
+    uint8_t early[KVT_REGION_TOKEN_BYTES], late[KVT_REGION_TOKEN_BYTES];
+    char why[64];
+
+    setup((struct kvt_server_config){.region_ns = KVT_NS_PER_S / 2});
+    CHECK(kvt_client_send_region(client, fd, 8192, early, why, sizeof(why)) == 0);
+    attach_region(early, 8192, KVT_CODE_OK);
+    CHECK(kvt_client_send_region(client, fd, 8192, late, why, sizeof(why)) == 0);
+    (void)usleep(550000);
+    attach_region(late, 8192, KVT_CODE_NOT_FOUND); /* before or after it was swept */
+    CHECK(fake_wait(&fake.service.regions_closed, 2));
+    CHECK(atomic_load(&fake.service.regions_open) == 2);
+    attach_region(late, 8192, KVT_CODE_NOT_FOUND);
+    teardown();
+    (void)close(fd);
+}
+
 static void test_other_uid(void)
 {
     char hex[2 * KVT_REGION_TOKEN_BYTES + 1] = "", why[64];
@@ -472,6 +492,7 @@ int main(int argc, char **argv)
     test_notices();
     test_unread_notices();
     test_regions();
+    test_region_expiry();
     test_other_uid();
     test_health();
     kvt_client_library_deinit();
