@@ -20,6 +20,7 @@ enum kvt_config_pages { /* as enum kvt_host_pages */
                         KVT_CONFIG_PAGES_AUTO,
                         KVT_CONFIG_PAGES_HUGETLB,
                         KVT_CONFIG_PAGES_THP,
+                        KVT_CONFIG_PAGES_ANONYMOUS,
                         KVT_CONFIG_PAGES_PLAIN
 };
 enum kvt_config_lock { KVT_CONFIG_LOCK_REQUIRED, KVT_CONFIG_LOCK_TRY };

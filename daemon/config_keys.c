@@ -31,7 +31,7 @@ const struct kvt_config_key kvt_config_keys[] = {
     {"tiers.l1.bytes", KVT_CONFIG_SIZE_OF_RAM, AT(l1.bytes), "0B", KVT_MIB, 64 * TIB, true},
     {"tiers.l2.bytes", KVT_CONFIG_SIZE_OF_RAM, AT(l2.bytes), "1GiB", 4 * KVT_MIB, 64 * TIB},
     {"tiers.l2.pages", KVT_CONFIG_CHOICE, AT(l2.pages), "auto", 0, 0, false,
-        {"auto", "hugetlb", "thp", "plain"}},
+        {"auto", "hugetlb", "thp", "anonymous", "plain"}},
     {"tiers.l2.lock", KVT_CONFIG_CHOICE, AT(l2.lock), "try", 0, 0, false, {"required", "try"}},
     {"tiers.l2.verify", KVT_CONFIG_CHOICE, AT(l2.verify), "adopted", 0, 0, false,
         {"always", "adopted", "off"}},

@@ -137,6 +137,7 @@ static int start_l2(void *ctx)
         [KVT_CONFIG_PAGES_AUTO] = KVT_HOST_PAGES_AUTO,
         [KVT_CONFIG_PAGES_HUGETLB] = KVT_HOST_PAGES_HUGETLB,
         [KVT_CONFIG_PAGES_THP] = KVT_HOST_PAGES_THP,
+        [KVT_CONFIG_PAGES_ANONYMOUS] = KVT_HOST_PAGES_ANONYMOUS,
         [KVT_CONFIG_PAGES_PLAIN] = KVT_HOST_PAGES_PLAIN,
     };
     struct kvt_daemon *daemon = ctx;
@@ -157,7 +158,8 @@ static int start_l2(void *ctx)
         return 0;
     }
     kvt_log_error("L2: %s cannot be had: %s%s", size, strerror(-r),
-                  host.is_locked_required
+                  r == -ENOTSUP ? " (no transparent huge pages for that memory: see tiers.l2.pages)"
+                  : host.is_locked_required
                       ? " (tiers.l2.lock is required: is LimitMEMLOCK=infinity set?)"
                   : config->l2.pages == KVT_CONFIG_PAGES_HUGETLB
                       ? " (tiers.l2.pages is hugetlb: is vm.nr_hugepages large enough?)"

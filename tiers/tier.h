@@ -106,7 +106,7 @@ struct kvt_tier { /* first member of each tier's own struct */
     uint64_t capacity_bytes; /* what the slab allocator may hand out */
     uint32_t inflight_max;   /* transfers that it takes before E_FULL */
     struct kvt_tier_counters counters;
-    char detail[160]; /* for people: "memfd, 2 MiB hugetlb pages, locked"; fixed after open */
+    char detail[192]; /* for people: "memfd, 2 MiB hugetlb pages, locked"; fixed after open */
 };
 
 /* Hands over a prefix of @xfers: 0 and *ret_taken (1..count), or KVT_TIER_E_FULL (none taken). */

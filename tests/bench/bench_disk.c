@@ -1,8 +1,9 @@
 /* L3 against a bare io_uring loop: the same sizes, as many bytes in flight (4 MiB a direction),
  * O_DIRECT, registered file and buffers. The bare loop moves bytes to and from anonymous memory on
- * transparent huge pages and looks at none of them; the tier verifies what it reads. Two rows a
+ * transparent huge pages and looks at none of them; the tier verifies what it reads. Three rows a
  * size and direction: the tier over memory of the bare loop's kind (what the tier itself costs),
- * and over L2 as this machine gives it (plain pages cost bandwidth: more segments a request).
+ * over L2 as this machine gives it (plain pages cost bandwidth: more segments a request), and over
+ * L2 as tiers.l2.pages: anonymous gives it, where it does.
  *
  * Files are made in the current directory, or in $KVT_BENCH_DIR. Interleaved rounds. */
 #include <fcntl.h>
@@ -28,9 +29,10 @@
 #define BLOCK_TOKENS 64u
 #define XFERS_MAX (CALL_BYTES / (64u << 10))
 #define ROUNDS_MAX 9u
+#define SIDES_MAX 3u
 
 struct side {
-    const char *name;
+    const char *name, *note;
     char path[256];
     uint8_t *memory;
     struct kvt_tier *tier;
@@ -38,8 +40,9 @@ struct side {
 
 struct world {
     struct kvt_doorbell bell;
-    struct kvt_tier *host;
-    struct side sides[2];
+    struct kvt_tier *host, *anonymous; /* L2 of either kind; NULL: not to be had here */
+    struct side sides[SIDES_MAX];
+    uint32_t sides_count;
     uint8_t *bare_memory;
     int bare_fd;
     struct io_uring ring;
@@ -54,8 +57,9 @@ static void die(const char *what, int r)
     exit(1);
 }
 
-static void side_open(struct world *world, struct side *side, const char *name, uint8_t *memory)
+static void side_open(struct world *world, const char *name, const char *note, uint8_t *memory)
 {
+    struct side *side = &world->sides[world->sides_count++];
     const char *dir = getenv("KVT_BENCH_DIR");
     struct kvt_disk_config config = {.path = side->path,
                                      .bytes = FILE_BYTES,
@@ -66,9 +70,10 @@ static void side_open(struct world *world, struct side *side, const char *name, 
     int pid = 0, r;
 
     side->name = name;
+    side->note = note;
     side->memory = memory;
-    snprintf(side->path, sizeof(side->path), "%s/bench-l3-%d-%s", dir != NULL ? dir : ".",
-             (int)getpid(), name);
+    snprintf(side->path, sizeof(side->path), "%s/bench-l3-%d-%u", dir != NULL ? dir : ".",
+             (int)getpid(), world->sides_count);
     r = kvt_disk_open(&side->tier, &config, &pid);
     if (r != 0)
         die(side->path, r < 0 ? r : -EBUSY);
@@ -94,6 +99,9 @@ static void world_open(struct world *world)
 
     if (r == 0)
         r = kvt_host_open(&world->host, &host);
+    host.pages = KVT_HOST_PAGES_ANONYMOUS;
+    if (r == 0 && kvt_host_open(&world->anonymous, &host) < 0)
+        world->anonymous = NULL;
     if (r == 0)
         r = kvt_pages_map(-1, CALL_BYTES, true, &memory);
     if (r == 0)
@@ -104,8 +112,11 @@ static void world_open(struct world *world)
         r = kvt_pages_populate(world->bare_memory, CALL_BYTES);
     if (r != 0)
         die("memory", r);
-    side_open(world, &world->sides[0], "thp", memory);
-    side_open(world, &world->sides[1], "l2", kvt_host_memory(world->host));
+    side_open(world, "memory as the bare loop's", NULL, memory);
+    side_open(world, "L2 as it is here", world->host->detail, kvt_host_memory(world->host));
+    if (world->anonymous != NULL)
+        side_open(world, "L2 anonymous", world->anonymous->detail,
+                  kvt_host_memory(world->anonymous));
     world->bare_fd = open(world->sides[0].path, O_RDWR | O_DIRECT | O_CLOEXEC);
     if (world->bare_fd < 0)
         die("O_DIRECT", -errno);
@@ -127,7 +138,7 @@ static void world_shape(struct world *world, uint64_t slot_bytes)
     world->slot_bytes = slot_bytes;
     world->call_count = (uint32_t)(CALL_BYTES / slot_bytes);
     world->position = 0;
-    for (int s = 0; s < 2; s++) {
+    for (uint32_t s = 0; s < world->sides_count; s++) {
         for (uint32_t i = 0; i < world->call_count; i++) {
             uint8_t *slot = world->sides[s].memory + i * slot_bytes;
             struct kvt_slot_info info = {.block_id = i + 1,
@@ -231,26 +242,26 @@ static void bench_size(struct bench *bench, struct world *world, uint64_t slot_b
 {
     static char figures[32][80];
     static uint32_t texts;
-    double bare[2][ROUNDS_MAX], tier[2][2][ROUNDS_MAX];
+    double bare[2][ROUNDS_MAX], tier[2][SIDES_MAX][ROUNDS_MAX];
     uint32_t rounds = bench->is_quick ? 1 : ROUNDS_MAX;
 
     world_shape(world, slot_bytes);
-    for (int s = 0; s < 2; s++)
+    for (uint32_t s = 0; s < world->sides_count; s++)
         for (world->position = 0; world->position < SPAN_BYTES / CALL_BYTES; world->position++)
             (void)call_tier(world, &world->sides[s], false);
     for (uint32_t r = 0; r < rounds; r++) {
         world->position = r * 3 % (SPAN_BYTES / CALL_BYTES);
         for (int is_read = 0; is_read < 2; is_read++) {
             bare[is_read][r] = call_bare(world, is_read);
-            for (int s = 0; s < 2; s++)
+            for (uint32_t s = 0; s < world->sides_count; s++)
                 tier[is_read][s][r] = call_tier(world, &world->sides[s], is_read);
         }
     }
     for (int is_read = 1; is_read >= 0; is_read--) {
-        for (int s = 0; s < 2; s++) {
+        for (uint32_t s = 0; s < world->sides_count; s++) {
             snprintf(figures[texts], sizeof(figures[0]), "L3 %s, %llu KiB, %s",
                      is_read ? "read" : "write", (unsigned long long)(slot_bytes >> 10),
-                     s == 0 ? "memory as the bare loop's" : "L2 as it is here");
+                     world->sides[s].name);
             bench_row(bench, &(struct bench_row){.name = figures[texts++],
                                                  .value = bench_median(tier[is_read][s], rounds),
                                                  .unit = "GB/s",
@@ -258,7 +269,7 @@ static void bench_size(struct bench *bench, struct world *world, uint64_t slot_b
                                                  .limit = bench_median(bare[is_read], rounds),
                                                  .is_least = true,
                                                  .target = 0.95,
-                                                 .note = s == 0 ? NULL : world->host->detail});
+                                                 .note = world->sides[s].note});
         }
     }
 }
@@ -323,8 +334,9 @@ int main(int argc, char **argv)
     status = bench_end(&bench);
     io_uring_queue_exit(&world.ring);
     close(world.bare_fd);
-    side_close(&world.sides[0]);
-    side_close(&world.sides[1]);
+    for (uint32_t s = 0; s < world.sides_count; s++)
+        side_close(&world.sides[s]);
     world.host = kvt_tier_close(world.host);
+    world.anonymous = kvt_tier_close(world.anonymous);
     return status;
 }

@@ -4,7 +4,9 @@
  * the same memories in the same order. Store is CLIENT -> HOST with the checksum, against the best
  * of four arrangements of memcpy and XXH3: one after the other over the whole block, and chunk by
  * chunk with 16, 32 and 64 KiB. Rounds are interleaved and walk through regions larger than the
- * caches. Start is kvt_host_open against populate + lock of as much memory of the same kind. */
+ * caches. Start is kvt_host_open against populate + lock of as much memory of the same kind. All of
+ * it twice: over L2 as this machine gives it, and as tiers.l2.pages: anonymous does, where it does.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,17 +43,25 @@ static void die(const char *what, int r)
     exit(1);
 }
 
-static void world_open(struct world *world)
+/* False when the machine has no such memory. */
+static bool world_open(struct world *world, enum kvt_host_pages pages)
 {
-    struct kvt_host_config config = {
-        .bytes = REGION_BYTES + (8u << 20), .inflight_max = XFERS_MAX, .doorbell = &world->bell};
-    int fd = memfd_create("bench", MFD_CLOEXEC | MFD_ALLOW_SEALING), r;
+    struct kvt_host_config config = {.bytes = REGION_BYTES + (8u << 20),
+                                     .pages = pages,
+                                     .inflight_max = XFERS_MAX,
+                                     .doorbell = &world->bell};
+    int fd, r;
 
     r = kvt_doorbell_init(&world->bell);
     if (r == 0)
         r = kvt_host_open(&world->host, &config);
+    if (r != 0 && pages != KVT_HOST_PAGES_AUTO) {
+        kvt_doorbell_deinit(&world->bell);
+        return false;
+    }
     if (r != 0)
         die("L2", r);
+    fd = memfd_create("bench", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0 || ftruncate(fd, REGION_BYTES) < 0)
         die("memfd", -errno);
     /* Touched through another mapping, as the engine's process would. */
@@ -63,6 +73,19 @@ static void world_open(struct world *world)
     close(fd);
     for (uint64_t i = 0; i < REGION_BYTES / 8; i++)
         ((uint64_t *)(void *)world->region.base)[i] = i * 0x9e3779b97f4a7c15ull;
+    return true;
+}
+
+static void world_close(struct world *world)
+{
+    world->host = kvt_tier_close(world->host);
+    kvt_region_close(&world->region);
+    kvt_doorbell_deinit(&world->bell);
+}
+
+static const char *l2_name(enum kvt_host_pages pages)
+{
+    return pages == KVT_HOST_PAGES_ANONYMOUS ? "anonymous L2" : "L2";
 }
 
 static void world_shape(struct world *world, uint64_t block_bytes)
@@ -180,7 +203,8 @@ static double call_bare(struct world *world, bool is_load, uint64_t chunk)
     return (double)CALL_BYTES / (double)(kvt_clock_mono_ns() - started_ns);
 }
 
-static void bench_size(struct bench *bench, struct world *world, uint64_t block_bytes)
+static void bench_size(struct bench *bench, struct world *world, const char *name,
+                       uint64_t block_bytes)
 {
     static const uint64_t chunks[] = {0, 16 << 10, 32 << 10, 64 << 10};
     static const char *names[] = {"memcpy, then XXH3", "chunks of 16 KiB", "chunks of 32 KiB",
@@ -208,7 +232,7 @@ static void bench_size(struct bench *bench, struct world *world, uint64_t block_
             which = c;
         }
     }
-    snprintf(figures[texts], sizeof(figures[0]), "L2 to memfd, %llu KiB blocks",
+    snprintf(figures[texts], sizeof(figures[0]), "%s to memfd, %llu KiB blocks", name,
              (unsigned long long)(block_bytes >> 10));
     bench_row(bench, &(struct bench_row){.name = figures[texts],
                                          .value = bench_median(load, rounds),
@@ -218,7 +242,7 @@ static void bench_size(struct bench *bench, struct world *world, uint64_t block_
                                          .is_least = true,
                                          .target = 0.9});
     texts++;
-    snprintf(figures[texts], sizeof(figures[0]), "memfd to L2, checksum, %llu KiB blocks",
+    snprintf(figures[texts], sizeof(figures[0]), "memfd to %s, checksum, %llu KiB blocks", name,
              (unsigned long long)(block_bytes >> 10));
     snprintf(limits[texts], sizeof(limits[0]), "best of memcpy + XXH3: %s", names[which]);
     bench_row(bench, &(struct bench_row){.name = figures[texts],
@@ -231,17 +255,22 @@ static void bench_size(struct bench *bench, struct world *world, uint64_t block_
     texts++;
 }
 
-/* Milliseconds to populate and lock @bytes by hand: shared memory, one thread. */
-static double start_bare(uint64_t bytes)
+/* Milliseconds to populate and lock @bytes by hand: memory of the same kind, one thread. */
+static double start_bare(uint64_t bytes, bool is_anonymous)
 {
+    int flags = is_anonymous ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
     int fd = memfd_create("bench", MFD_CLOEXEC);
     uint64_t started_ns = kvt_clock_mono_ns(), ended_ns;
     void *base;
 
     if (fd < 0 || ftruncate(fd, (off_t)bytes) < 0)
         die("memfd", -errno);
-    base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, is_anonymous ? -1 : fd, 0);
     if (base == MAP_FAILED)
+        die("mmap", -errno);
+    if (is_anonymous)
+        (void)madvise(base, bytes, MADV_HUGEPAGE);
+    if (madvise(base, bytes, MADV_POPULATE_WRITE) < 0)
         die("populate", -errno);
     (void)mlock(base, bytes); /* may be refused: then it is refused to the tier too */
     ended_ns = kvt_clock_mono_ns();
@@ -250,14 +279,17 @@ static double start_bare(uint64_t bytes)
     return (double)(ended_ns - started_ns) / 1e6;
 }
 
-static void bench_start(struct bench *bench)
+static void bench_start(struct bench *bench, enum kvt_host_pages pages)
 {
     uint64_t bytes = bench->is_quick ? 128 * KVT_MIB : KVT_GIB;
     double tier_ms[5], bare_ms[5];
     uint32_t rounds = bench->is_quick ? 1 : 5;
-    static char detail[160];
+    static char details[2][192], figures[2][48];
+    char *detail = details[pages == KVT_HOST_PAGES_ANONYMOUS];
+    char *figure = figures[pages == KVT_HOST_PAGES_ANONYMOUS];
     struct kvt_doorbell bell = KVT_DOORBELL_NULL;
-    struct kvt_host_config config = {.bytes = bytes, .inflight_max = 8, .doorbell = &bell};
+    struct kvt_host_config config = {
+        .bytes = bytes, .pages = pages, .inflight_max = 8, .doorbell = &bell};
 
     if (kvt_doorbell_init(&bell) < 0)
         die("doorbell", -EMFILE);
@@ -269,13 +301,14 @@ static void bench_start(struct bench *bench)
         if (result != 0)
             die("L2", result);
         tier_ms[r] = (double)(kvt_clock_mono_ns() - started_ns) / 1e6;
-        snprintf(detail, sizeof(detail), "%s", tier->detail);
+        snprintf(detail, sizeof(details[0]), "%s", tier->detail);
         tier = kvt_tier_close(tier);
-        bare_ms[r] = start_bare(bytes);
+        bare_ms[r] = start_bare(bytes, pages == KVT_HOST_PAGES_ANONYMOUS);
     }
     kvt_doorbell_deinit(&bell);
-    bench_row(bench, &(struct bench_row){.name = bench->is_quick ? "open of L2, 128 MiB"
-                                                                 : "open of L2, 1 GiB",
+    snprintf(figure, sizeof(figures[0]), "open of %s, %s", l2_name(pages),
+             bench->is_quick ? "128 MiB" : "1 GiB");
+    bench_row(bench, &(struct bench_row){.name = figure,
                                          .value = bench_median(tier_ms, rounds),
                                          .unit = "ms",
                                          .limit_name = "populate + lock, one thread",
@@ -287,16 +320,18 @@ static void bench_start(struct bench *bench)
 
 int main(int argc, char **argv)
 {
+    static const enum kvt_host_pages pages[] = {KVT_HOST_PAGES_AUTO, KVT_HOST_PAGES_ANONYMOUS};
     static struct world world;
     struct bench bench;
 
     bench_begin(&bench, "L2 and engines' memory", argc, argv);
-    world_open(&world);
-    bench_size(&bench, &world, 256 << 10);
-    bench_size(&bench, &world, 1 << 20);
-    bench_size(&bench, &world, 4 << 20);
-    world.host = kvt_tier_close(world.host);
-    kvt_region_close(&world.region);
-    bench_start(&bench);
+    for (size_t i = 0; i < KVT_COUNT_OF(pages); i++) {
+        if (!world_open(&world, pages[i]))
+            continue;
+        for (uint64_t block_bytes = 256 << 10; block_bytes <= 4 << 20; block_bytes *= 4)
+            bench_size(&bench, &world, l2_name(pages[i]), block_bytes);
+        world_close(&world);
+        bench_start(&bench, pages[i]);
+    }
     return bench_end(&bench);
 }

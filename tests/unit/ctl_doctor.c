@@ -180,6 +180,10 @@ static void test_judgement(void **state)
     facts.daemon_pid = 5;
     (void)snprintf(pools.l2_detail, sizeof(pools.l2_detail), "memfd, 4 KiB pages, locked");
     assert_int_equal(judge(&facts, &pools, "memfd, 4 KiB pages, locked"), KVT_CTL_LEVEL_WARN);
+    (void)snprintf(pools.l2_detail, sizeof(pools.l2_detail), "memfd, plain pages (huge ones: x)");
+    assert_int_equal(judge(&facts, &pools, "memfd, plain pages"), KVT_CTL_LEVEL_WARN);
+    (void)snprintf(pools.l2_detail, sizeof(pools.l2_detail), "anonymous, transparent huge pages");
+    assert_int_equal(judge(&facts, &pools, "L2 has them"), KVT_CTL_LEVEL_OK);
 }
 
 static void test_config(void **state)

@@ -72,6 +72,8 @@ static void test_good_files(void **state)
     assert_int_equal(config.server.socket_mode, 0600);
     assert_true(config.server.deadline_max_ns == 250 * KVT_NS_PER_MS);
     assert_true(config.index.memory_bytes == 128 * KVT_MIB);
+    assert_int_equal(load(&config, "tiers:\n  l2:\n    pages: anonymous\n"), 0);
+    assert_int_equal(config.l2.pages, KVT_CONFIG_PAGES_ANONYMOUS);
 }
 
 /* yaml -> the line number and what the message must contain. */
@@ -93,7 +95,8 @@ static const struct {
     {"server:\n  threads: 99999999999999999999\n", 2, "is not a number"},
     {"server:\n  socket_mode: 0988\n", 2, "is not octal permissions"},
     {"server:\n  deadline_max: 10\n", 2, "(units: ns, us, ms, s, min, h)"},
-    {"tiers:\n  l2:\n    pages: huge\n", 3, "\"huge\" is not one of auto, hugetlb, thp or plain"},
+    {"tiers:\n  l2:\n    pages: huge\n", 3,
+     "\"huge\" is not one of auto, hugetlb, thp, anonymous or plain"},
     {"stop:\n  drain: maybe\n", 2, "\"maybe\" is not true or false"},
     {"server:\n  sockets: /x\n", 2,
      "server.sockets: no such key; known here: socket, admin_socket"},

@@ -456,7 +456,12 @@ static void test_pages(void **state)
         assert_int_equal(tier->capacity_bytes, 4 * KVT_MIB);
         assert_int_equal((uintptr_t)kvt_host_memory(tier) % KVT_HUGE_PAGE_BYTES, 0);
         if (pages == KVT_HOST_PAGES_PLAIN)
-            assert_non_null(strstr(tier->detail, "plain"));
+            assert_non_null(strstr(tier->detail, "memfd, plain pages, "));
+        if (pages == KVT_HOST_PAGES_AUTO && strstr(tier->detail, "plain") != NULL)
+            assert_non_null(strstr(tier->detail, "pages: anonymous"));
+        assert_int_equal(kvt_host_memfd(tier) < 0, pages == KVT_HOST_PAGES_ANONYMOUS);
+        assert_int_equal(strncmp(tier->detail, "anonymous, transparent huge", 27) == 0,
+                         pages == KVT_HOST_PAGES_ANONYMOUS);
         tier = kvt_tier_close(tier);
     }
     /* CAP_IPC_LOCK passes the limit, so both answers are possible, but they must agree. */

@@ -1,6 +1,6 @@
 /* L2: the memory and the thread that copies between it and engines.
  *
- * The memfd is sealed against resizing, so nobody who gets it can take pages away. Which kind of
+ * A memfd is sealed against resizing, so nobody who gets it can take pages away. Which kind of
  * pages was got is found out by asking the kernel after touching, not by what was asked for. */
 #include "tiers/host/host.h"
 
@@ -18,12 +18,14 @@
 #include "tiers/worker.h"
 
 #define THP_SHARE_MIN_PCT 90u
+#define MEMORY_TEXT_BYTES 104u
+#define LOCK_TEXT_BYTES 80u
 
 struct host {
     struct kvt_worker worker; /* first */
     uint8_t *base;
     uint64_t bytes;
-    int memfd;
+    int memfd; /* -1: anonymous */
 };
 
 static struct host *host_of(const struct kvt_tier *tier)
@@ -50,6 +52,18 @@ static void memory_undo(struct host *host)
     host->memfd = -1;
 }
 
+/* Maps and touches what host->memfd stands for. On failure nothing is left. */
+static int memory_map(struct host *host, bool want_thp)
+{
+    int r = kvt_pages_map(host->memfd, host->bytes, want_thp, &host->base);
+
+    if (r == 0)
+        r = kvt_pages_populate(host->base, host->bytes);
+    if (r < 0)
+        memory_undo(host);
+    return r == -EFAULT || r == -ENOSPC ? -ENOMEM : r;
+}
+
 /* A sealed memfd of @flags' kind, mapped and touched. On failure nothing is left. */
 static int memory_make(struct host *host, unsigned int flags, bool want_thp)
 {
@@ -58,59 +72,69 @@ static int memory_make(struct host *host, unsigned int flags, bool want_thp)
     host->memfd = memfd_create("kvtierd-l2", MFD_CLOEXEC | MFD_ALLOW_SEALING | flags);
     if (host->memfd < 0)
         return -errno;
-    if (ftruncate(host->memfd, (off_t)host->bytes) < 0 ||
-        fcntl(host->memfd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0)
-        r = -errno;
-    else
-        r = kvt_pages_map(host->memfd, host->bytes, want_thp, &host->base);
-    if (r == 0)
-        r = kvt_pages_populate(host->base, host->bytes);
-    if (r < 0)
-        memory_undo(host);
-    return r == -EFAULT || r == -ENOSPC ? -ENOMEM : r;
+    if (ftruncate(host->memfd, (off_t)host->bytes) == 0 &&
+        fcntl(host->memfd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0)
+        return memory_map(host, want_thp);
+    r = -errno;
+    memory_undo(host);
+    return r == -ENOSPC ? -ENOMEM : r;
 }
 
-/* Tries the kinds of pages in order; *ret_pages is what was got. */
-static int memory_open(struct host *host, enum kvt_host_pages wanted, char *ret_pages, size_t size)
+/* What the memory is, for people; what gives huge pages where they were only hoped for. */
+static void memory_describe(const struct host *host, bool is_hoped, uint32_t thp_pct,
+                            char ret_text[MEMORY_TEXT_BYTES])
 {
-    uint32_t thp_pct;
+    const char *what = host->memfd < 0 ? "anonymous" : "memfd";
+
+    if (thp_pct > 0)
+        snprintf(ret_text, MEMORY_TEXT_BYTES, "%s, transparent huge pages (%u %%)", what, thp_pct);
+    else
+        snprintf(ret_text, MEMORY_TEXT_BYTES, "%s, plain pages%s", what,
+                 is_hoped ? " (huge ones: vm.nr_hugepages, shmem_enabled or pages: anonymous)"
+                          : "");
+}
+
+/* Tries the kinds of pages in order; @ret_text is what was got. */
+static int memory_open(struct host *host, enum kvt_host_pages wanted,
+                       char ret_text[MEMORY_TEXT_BYTES])
+{
     bool is_plain_wanted = wanted == KVT_HOST_PAGES_PLAIN;
+    bool is_huge_wanted = wanted == KVT_HOST_PAGES_THP || wanted == KVT_HOST_PAGES_ANONYMOUS;
+    uint32_t thp_pct;
     int r;
 
     if (wanted == KVT_HOST_PAGES_AUTO || wanted == KVT_HOST_PAGES_HUGETLB) {
         r = host->bytes % KVT_HUGE_PAGE_BYTES != 0
                 ? -EINVAL
                 : memory_make(host, MFD_HUGETLB | MFD_HUGE_2MB, false);
-        snprintf(ret_pages, size, "2 MiB hugetlb pages");
+        snprintf(ret_text, MEMORY_TEXT_BYTES, "memfd, 2 MiB hugetlb pages");
         if (r == 0 || wanted == KVT_HOST_PAGES_HUGETLB)
             return r;
     }
-    r = memory_make(host, 0, !is_plain_wanted);
+    r = wanted == KVT_HOST_PAGES_ANONYMOUS ? memory_map(host, true)
+                                           : memory_make(host, 0, !is_plain_wanted);
     if (r < 0)
         return r;
     thp_pct = is_plain_wanted ? 0 : kvt_pages_thp_pct(host->base, host->bytes);
-    if (wanted == KVT_HOST_PAGES_THP && thp_pct < THP_SHARE_MIN_PCT) {
+    if (is_huge_wanted && thp_pct < THP_SHARE_MIN_PCT) {
         memory_undo(host);
         return -ENOTSUP;
     }
-    if (thp_pct == 0)
-        snprintf(ret_pages, size, "plain pages");
-    else
-        snprintf(ret_pages, size, "transparent huge pages (%u %%)", thp_pct);
+    memory_describe(host, wanted == KVT_HOST_PAGES_AUTO, thp_pct, ret_text);
     return 0;
 }
 
-static void memory_lock(struct host *host, char *ret_lock, size_t size, int *ret_result)
+static void memory_lock(struct host *host, char ret_lock[LOCK_TEXT_BYTES], int *ret_result)
 {
     struct rlimit limit = {0};
 
     *ret_result = mlock(host->base, host->bytes) < 0 ? -errno : 0;
     if (*ret_result == 0) {
-        snprintf(ret_lock, size, "locked");
+        snprintf(ret_lock, LOCK_TEXT_BYTES, "locked");
         return;
     }
     (void)getrlimit(RLIMIT_MEMLOCK, &limit);
-    snprintf(ret_lock, size, "not locked: %s (RLIMIT_MEMLOCK is %llu KiB)",
+    snprintf(ret_lock, LOCK_TEXT_BYTES, "not locked: %s (RLIMIT_MEMLOCK is %llu KiB)",
              strerrordesc_np(-*ret_result), (unsigned long long)(limit.rlim_cur / KVT_KIB));
 }
 
@@ -191,7 +215,7 @@ int kvt_host_open(struct kvt_tier **ret_tier, const struct kvt_host_config *conf
 {
     uint64_t page_bytes =
         config->bytes >= KVT_HUGE_PAGE_BYTES ? KVT_HUGE_PAGE_BYTES : KVT_DIO_ALIGN_BYTES;
-    char pages[56], lock[80];
+    char memory[MEMORY_TEXT_BYTES], lock[LOCK_TEXT_BYTES];
     struct host *host;
     int r, lock_result;
 
@@ -209,17 +233,16 @@ int kvt_host_open(struct kvt_tier **ret_tier, const struct kvt_host_config *conf
     r = kvt_worker_init(&host->worker, &host_ops, config->inflight_max, config->doorbell);
     if (r < 0)
         goto undo_alloc;
-    r = memory_open(host, config->pages, pages, sizeof(pages));
+    r = memory_open(host, config->pages, memory);
     if (r < 0)
         goto undo_worker;
-    memory_lock(host, lock, sizeof(lock), &lock_result);
+    memory_lock(host, lock, &lock_result);
     if (lock_result < 0 && config->is_locked_required) {
         r = lock_result;
         goto undo_memory;
     }
     host->worker.tier.capacity_bytes = host->bytes;
-    snprintf(host->worker.tier.detail, sizeof(host->worker.tier.detail), "memfd, %s, %s", pages,
-             lock);
+    snprintf(host->worker.tier.detail, sizeof(host->worker.tier.detail), "%s, %s", memory, lock);
     r = kvt_worker_start(&host->worker, "kvt-host", kvt_worker_loop_each);
     if (r < 0)
         goto undo_memory;

@@ -2,6 +2,9 @@
  * then plain pages; `detail` of the tier says which was got), pre-touched, locked when the limit
  * allows, kept out of core dumps. One thread copies between it and engines' memory.
  *
+ * ANONYMOUS is the same memory without a memfd: many systems give transparent huge pages to it and
+ * not to shared memory, but nobody can be handed it, so it ends with the process.
+ *
  * open/close: init-only (main thread). memory: any thread, fixed until close. The engine decides
  * who owns which slot (tiers/slab.h) and writes slot headers itself; this tier moves payload. */
 #pragma once
@@ -12,18 +15,20 @@ enum kvt_host_pages {
     KVT_HOST_PAGES_AUTO,
     KVT_HOST_PAGES_HUGETLB,
     KVT_HOST_PAGES_THP,
+    KVT_HOST_PAGES_ANONYMOUS, /* on transparent huge pages, never of AUTO */
     KVT_HOST_PAGES_PLAIN
 };
 
 struct kvt_host_config {
     uint64_t bytes;
-    enum kvt_host_pages pages; /* AUTO tries in the order above; another one is that or -errno */
+    enum kvt_host_pages pages; /* AUTO: hugetlb, thp, plain; another one is that or -errno */
     bool is_locked_required;   /* false: mlock failure is noted in `detail`, not an error */
     uint32_t inflight_max;
     struct kvt_doorbell *doorbell; /* of the engine */
 };
 
-/* -ENOMEM when the memory is not there (also: more than the cgroup allows), or -errno, or 0. */
+/* -ENOMEM when the memory is not there (also: more than the cgroup allows), -ENOTSUP when THP or
+ * ANONYMOUS did not get huge pages, another -errno, or 0. */
 KVT_MUST_USE int kvt_host_open(struct kvt_tier **ret_tier, const struct kvt_host_config *config);
 uint8_t *kvt_host_memory(const struct kvt_tier *tier); /* capacity_bytes of it */
-int kvt_host_memfd(const struct kvt_tier *tier);
+int kvt_host_memfd(const struct kvt_tier *tier);       /* -1: the memory is anonymous */

@@ -58,7 +58,7 @@ struct kvt_ctl_pools {
     const char *source; /* static: "configuration", "running daemon"; NULL: unknown */
     uint64_t l1_bytes, l2_bytes, l3_bytes, index_bytes;
     char l3_path[KVT_CTL_PATH_BYTES]; /* "" unknown or off */
-    char l2_detail[160];              /* of a running daemon: which pages it got */
+    char l2_detail[192];              /* of a running daemon: which pages it got */
 };
 
 /* From a configuration ("-": standard input), as written or as kvtierd --print-config shows it:

@@ -67,7 +67,8 @@ void kvt_ctl_check_hugepages(struct kvt_ctl_report *report, const struct kvt_ctl
         total = facts->hugepages_total * facts->hugepage_bytes;
         free_bytes = facts->hugepages_free * facts->hugepage_bytes;
     }
-    if (is_taken &&
+    /* "plain pages" may be followed by what would give huge ones. */
+    if (is_taken && strstr(pools->l2_detail, "plain pages") == NULL &&
         (strstr(pools->l2_detail, "huge") != NULL || strstr(pools->l2_detail, "THP") != NULL)) {
         kvt_ctl_found(report, KVT_CTL_LEVEL_OK, "huge pages", "L2 has them: %s", pools->l2_detail);
         return;
@@ -92,7 +93,7 @@ void kvt_ctl_check_hugepages(struct kvt_ctl_report *report, const struct kvt_ctl
         report,
         "without them L3 reads at about half the speed. Before the start of kvtierd: "
         "sysctl vm.nr_hugepages=%llu, or echo advise > "
-        "/sys/kernel/mm/transparent_hugepage/shmem_enabled",
+        "/sys/kernel/mm/transparent_hugepage/shmem_enabled, or tiers.l2.pages: anonymous",
         (unsigned long long)kvt_div_up(want > 0 ? want : KVT_GIB, KVT_HUGE_PAGE_BYTES));
 }
 

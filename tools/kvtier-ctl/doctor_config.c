@@ -153,7 +153,7 @@ void kvt_ctl_pools_from_stats(struct kvt_ctl_pools *ret_pools, const struct kvt_
         if (tier->tier == 2) {
             pools.l2_bytes = tier->capacity_bytes;
             (void)snprintf(pools.l2_detail, sizeof(pools.l2_detail), "%.*s",
-                           (int)KVT_MIN(tier->detail.bytes, 150u),
+                           (int)KVT_MIN(tier->detail.bytes, sizeof(pools.l2_detail) - 1),
                            tier->detail.bytes > 0 ? tier->detail.at : "");
         }
         if (tier->tier == 3)
