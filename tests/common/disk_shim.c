@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "daemon/base/clock.h"
+#include "tiers/disk/file.h"
 
 static int shim_open(void *ctx, const char *path, int flags, mode_t mode)
 {
@@ -117,6 +118,8 @@ static int shim_submit(void *ctx, struct kvt_disk_ring *ring, const struct kvt_d
             continue;
         atomic_fetch_add(&shim->requests[sqes[i].op], 1);
         shim->op_by_flight[idx] = (uint64_t)sqes[i].op;
+        shim->is_probe[idx] =
+            sqes[i].op != KVT_DISK_OP_FLUSH && sqes[i].offset_bytes < KVT_DISK_DATA_OFFSET_BYTES;
     }
     return taken;
 }
@@ -131,6 +134,8 @@ static void shim_distort(struct disk_shim *shim, struct kvt_disk_cqe *cqe)
     if (idx >= 64)
         return;
     atomic_fetch_add(&shim->completions, 1);
+    if (shim->is_probe[idx] && atomic_load(&shim->is_probe_spared))
+        return;
     if (every > 1 && ++shim->counted % every != 0)
         return;
     if (shim->op_by_flight[idx] == KVT_DISK_OP_READ)

@@ -19,6 +19,7 @@ struct disk_shim {
     atomic_uint fail_every;               /* 0: all of them, n: each n-th */
     atomic_int short_bytes;               /* > 0: so many bytes less in the result */
     atomic_bool is_short_once;            /* only the first request of a flight */
+    atomic_bool is_probe_spared;          /* the tier's probe comes back as it came */
     atomic_bool is_repeating;             /* every completion comes twice, and again much later */
     atomic_bool is_holding;               /* completions are kept back until this falls */
     atomic_int submit_result;             /* < 0: instead of submitting */
@@ -27,6 +28,7 @@ struct disk_shim {
     /* The thread's own. */
     struct kvt_disk_cqe held[SHIM_HELD_MAX], old[64];
     uint32_t held_count, old_count, counted;
+    bool is_probe[64];         /* last request of each index is the superblock's */
     uint64_t op_by_flight[64]; /* last request of each index: op, and whether it is a second one */
 };
 

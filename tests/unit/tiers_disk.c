@@ -536,6 +536,104 @@ static void test_outage_plain_calls(void **state)
     outage(world);
 }
 
+/* What a device holds past its deadline takes it out of service until it is given back. */
+static void test_hang_is_outage(void **state)
+{
+    struct world *world = *state;
+    struct kvt_xfer *list[SLOTS], *done[INFLIGHT];
+    struct timespec pause = {.tv_nsec = 1000000};
+    uint32_t taken = 0, back = 0;
+
+    world->config.hang_ns = 20 * KVT_NS_PER_MS;
+    assert_int_equal(world_open_result(world), 0);
+    write_all(world, 500);
+    atomic_store(&world->shim.is_holding, true);
+    for (uint32_t i = 0; i < 4; i++) {
+        world->xfers[SLOTS + i] = xfer_make(world, true, SLOTS + i, i, 500 + i);
+        world->xfers[SLOTS + i].deadline_ns = kvt_clock_mono_ns() + 20 * KVT_NS_PER_MS;
+        list[i] = &world->xfers[SLOTS + i];
+    }
+    assert_int_equal(kvt_tier_submit(world->tier, list, 4, &taken), 0);
+    assert_int_equal(taken, 4);
+    health_wait(world, KVT_TIER_HEALTH_OUT);
+    /* New ones come back at once, although nothing completes. */
+    for (uint32_t i = 0; i < 4; i++)
+        world->xfers[i] = xfer_make(world, true, SLOTS + 8 + i, 8 + i, 508 + i);
+    run(world, 4);
+    for (uint32_t i = 0; i < 4; i++)
+        assert_int_equal(world->xfers[i].status, KVT_XFER_OUT_OF_SERVICE);
+    flush_check(world, KVT_XFER_OUT_OF_SERVICE);
+    assert_int_equal(atomic_load(&world->tier->counters.health), KVT_TIER_HEALTH_OUT);
+    atomic_store(&world->shim.is_holding, false);
+    for (int i = 0; i < 5000 && back < 4; i++) {
+        back += kvt_tier_reap(world->tier, done, INFLIGHT);
+        nanosleep(&pause, NULL);
+    }
+    assert_int_equal(back, 4);
+    for (uint32_t i = 0; i < 4; i++)
+        assert_int_equal(world->xfers[SLOTS + i].status, KVT_XFER_DONE);
+    health_wait(world, KVT_TIER_HEALTH_OK);
+    assert_int_equal(read_all(world, 500), SLOTS);
+    assert_int_equal(atomic_load(&world->tier->counters.outages), 1);
+}
+
+/* How long one outage lasts whose probe is good. */
+static uint64_t outage_ns(struct world *world)
+{
+    uint64_t started_ns = kvt_clock_mono_ns();
+
+    atomic_store(&world->shim.write_result, -EIO);
+    write_all(world, 600);
+    atomic_store(&world->shim.write_result, 0);
+    health_wait(world, KVT_TIER_HEALTH_OK);
+    return kvt_clock_mono_ns() - started_ns;
+}
+
+static void test_pause_grows_until_success(void **state)
+{
+    struct world *world = *state;
+
+    world->config.failures_max = 5;
+    world->config.retry_ns_max = 10 * KVT_NS_PER_S;
+    atomic_store(&world->shim.is_probe_spared, true);
+    assert_int_equal(world_open_result(world), 0);
+    for (uint64_t pause_ms = 20; pause_ms <= 640; pause_ms *= 2)
+        assert_true(outage_ns(world) >= pause_ms * KVT_NS_PER_MS);
+    assert_int_equal(atomic_load(&world->tier->counters.outages), 6);
+    write_all(world, 700);
+    assert_int_equal(count_status(world, KVT_XFER_DONE), SLOTS);
+    assert_true(outage_ns(world) < 640 * KVT_NS_PER_MS); /* not 1280: it began anew */
+}
+
+static void test_damage_is_outage(void **state)
+{
+    struct world *world = *state;
+    uint8_t garbage[512];
+    int fd;
+
+    world->config.failures_max = 4;
+    assert_int_equal(world_open_result(world), 0);
+    write_all(world, 500);
+    assert_int_equal(read_all(world, 77), 0); /* whole slots of others are no damage */
+    assert_int_equal(count_status(world, KVT_XFER_BAD_SLOT), SLOTS);
+    assert_int_equal(atomic_load(&world->tier->counters.outages), 0);
+    memset(garbage, 0x5a, sizeof(garbage));
+    fd = open(world->path, O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0);
+    for (uint32_t i = 0; i < SLOTS; i++)
+        assert_int_equal(pwrite(fd, garbage, sizeof(garbage),
+                                (off_t)(KVT_DISK_DATA_OFFSET_BYTES + i * world->slot_bytes + 8192)),
+                         sizeof(garbage));
+    close(fd);
+    assert_int_equal(read_all(world, 500), 0);
+    assert_true(count_status(world, KVT_XFER_BAD_SLOT) >= 16);
+    assert_int_equal(atomic_load(&world->tier->counters.outages), 1);
+    health_wait(world, KVT_TIER_HEALTH_OK);
+    write_all(world, 500);
+    assert_int_equal(read_all(world, 500), SLOTS);
+    assert_int_equal(atomic_load(&world->tier->counters.outages), 1);
+}
+
 /* A flush behind many writes, foreground and background, ends after all of them. */
 static void test_flush_is_last(void **state)
 {
@@ -605,6 +703,9 @@ int main(void)
         WORLD_TEST(test_submit_refused),
         WORLD_TEST(test_outage),
         WORLD_TEST(test_outage_plain_calls),
+        WORLD_TEST(test_hang_is_outage),
+        WORLD_TEST(test_pause_grows_until_success),
+        WORLD_TEST(test_damage_is_outage),
         WORLD_TEST(test_flush_is_last),
         WORLD_TEST(test_open_undoes_itself),
     };

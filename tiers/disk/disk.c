@@ -2,11 +2,13 @@
 #include "tiers/disk/disk.h"
 
 #include "daemon/base/alloc.h"
+#include "daemon/base/clock.h"
 #include "tiers/disk/loop.h"
 
 #define FAILURES_MAX_DEFAULT 8u
 #define RETRY_NS_MIN_DEFAULT KVT_NS_PER_S
 #define RETRY_NS_MAX_DEFAULT (60u * KVT_NS_PER_S)
+#define HANG_NS_DEFAULT (2u * KVT_NS_PER_S)
 
 static void disk_free(struct kvt_disk *disk)
 {
@@ -36,6 +38,8 @@ static void disk_configure(struct kvt_disk *disk, const struct kvt_disk_config *
     disk->failures_max = config->failures_max != 0 ? config->failures_max : FAILURES_MAX_DEFAULT;
     disk->retry_ns_min = config->retry_ns_min != 0 ? config->retry_ns_min : RETRY_NS_MIN_DEFAULT;
     disk->retry_ns_max = config->retry_ns_max != 0 ? config->retry_ns_max : RETRY_NS_MAX_DEFAULT;
+    disk->hang_ns = config->hang_ns != 0 ? config->hang_ns : HANG_NS_DEFAULT;
+    disk->overdue_at_ns = KVT_TIME_NEVER_NS;
     for (int d = 0; d < DISK_DIRECTIONS; d++)
         kvt_disk_window_init(&disk->windows[d], config->inflight_bytes_max);
     for (uint32_t i = 0; i < KVT_DISK_FLIGHTS; i++)

@@ -5,8 +5,11 @@
  *   file:  superblock (4 KiB, twice) | data: slots at 4 KiB multiples ............... |
  *
  * offset_bytes of a KVT_PLACE_DISK is into the data area. The file never grows past `bytes`. A
- * device that fails again and again is out of service: transfers come back at once with
- * KVT_XFER_OUT_OF_SERVICE, and it is tried again after a pause that doubles.
+ * device that fails again and again, or gives back many damaged slots in a row, is out of service:
+ * transfers come back at once with KVT_XFER_OUT_OF_SERVICE, and it is tried again after a pause
+ * that doubles with every outage until transfers succeed again. So is one that keeps a transfer for
+ * hang_ns past its deadline: it is tried again when it has given back what it held. (Where io_uring
+ * is forbidden a hanging call hangs the thread, and nobody sees it.)
  *
  * open/close: init-only (main thread). */
 #pragma once
@@ -24,6 +27,7 @@ struct kvt_disk_config {
     uint32_t inflight_max;
     uint32_t failures_max;               /* failures in a row before it is out of service; 0: 8 */
     uint64_t retry_ns_min, retry_ns_max; /* pause before it is tried again; 0: 1 s, 60 s */
+    uint64_t hang_ns;                    /* past a deadline, before it is out of service; 0: 2 s */
     const struct kvt_disk_io *io;        /* NULL: the real one */
     struct kvt_doorbell *doorbell;
 };

@@ -142,6 +142,8 @@ void kvt_disk_begin(struct kvt_disk *disk, struct kvt_xfer *xfer, enum kvt_disk_
     flight->xfer = xfer;
     flight->op = op;
     flight->epoch = epoch;
+    disk->overdue_at_ns =
+        KVT_MIN(disk->overdue_at_ns, kvt_time_add(xfer->deadline_ns, disk->hang_ns));
     xfer->started_ns = disk->now_ns;
     flight_issue(disk, flight);
 }
@@ -234,7 +236,8 @@ static void move_complete(struct kvt_disk *disk, struct kvt_disk_flight *flight,
         kvt_disk_finish(disk, xfer, status);
     if (!is_read)
         kvt_disk_write_ended(disk, epoch);
-    kvt_disk_note_result(disk, status != KVT_XFER_DONE);
+    if (status != KVT_XFER_DONE || !is_read)
+        kvt_disk_note_result(disk, status != KVT_XFER_DONE);
 }
 
 static void flight_complete(struct kvt_disk *disk, uint64_t user_data, int32_t result)

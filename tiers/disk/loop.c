@@ -11,6 +11,7 @@
 #define STUCK_WAIT_NS KVT_NS_PER_MS /* the kernel did not take the batch: ask again soon */
 #define VERIFY_SLICE_BYTES (256u * KVT_KIB)
 #define STOP_WAIT_NS (100u * KVT_NS_PER_MS)
+#define BAD_SLOTS_A_FAILURE 4u /* damaged slots in a row that weigh as much as a failed request */
 
 static_assert(RING_ENTRIES > KVT_DISK_FLIGHTS + 1, "every flight and the poll have an entry");
 
@@ -82,7 +83,12 @@ static void health_go_out(struct kvt_disk *disk)
     struct kvt_tier_counters *counters = &disk->worker.tier.counters;
 
     disk->is_out = true;
-    disk->pause_ns = disk->retry_ns_min;
+    /* One good probe is no recovery: without transfers that succeeded since, it goes on doubling.
+     */
+    disk->pause_ns = disk->pause_ns == 0 ? disk->retry_ns_min
+                                         : KVT_MIN(kvt_time_add(disk->pause_ns, disk->pause_ns),
+                                                   disk->retry_ns_max);
+    disk->successes_row = 0;
     disk->retry_at_ns = kvt_time_add(disk->now_ns, disk->pause_ns);
     atomic_store_explicit(&counters->health, KVT_TIER_HEALTH_OUT, memory_order_relaxed);
     kvt_worker_count(&counters->outages, 1);
@@ -94,11 +100,68 @@ static void health_go_out(struct kvt_disk *disk)
     epochs_merge(disk);
 }
 
+static void note_success(struct kvt_disk *disk)
+{
+    disk->failures_row = 0;
+    if (disk->is_out)
+        return;
+    disk->successes_row++;
+    if (disk->successes_row >= disk->failures_max)
+        disk->pause_ns = 0;
+}
+
 void kvt_disk_note_result(struct kvt_disk *disk, bool is_failure)
 {
-    disk->failures_row = is_failure ? disk->failures_row + 1 : 0;
+    if (!is_failure) {
+        note_success(disk);
+        return;
+    }
+    disk->successes_row = 0;
+    disk->failures_row++;
     if (!disk->is_out && disk->failures_row >= disk->failures_max)
         health_go_out(disk);
+}
+
+/* Damage has a row of its own, which good writes in between do not end. A whole slot of another
+ * block says nothing about the device. */
+void kvt_disk_note_verdict(struct kvt_disk *disk, enum kvt_slot_verdict verdict)
+{
+    if (verdict == KVT_SLOT_OK || verdict == KVT_SLOT_OTHER) {
+        disk->bad_slots_row = 0;
+        note_success(disk);
+        return;
+    }
+    disk->successes_row = 0;
+    disk->bad_slots_row++;
+    if (!disk->is_out && disk->bad_slots_row / BAD_SLOTS_A_FAILURE >= disk->failures_max)
+        health_go_out(disk);
+}
+
+/* Looks for what is overdue when something may be, and while something was. */
+static void health_check_hang(struct kvt_disk *disk)
+{
+    bool is_hung = false;
+
+    if (!disk->is_hung && disk->now_ns < disk->overdue_at_ns)
+        return;
+    disk->overdue_at_ns = KVT_TIME_NEVER_NS;
+    for (uint32_t i = 0; i < KVT_DISK_FLIGHTS; i++) {
+        const struct kvt_disk_flight *flight = &disk->flights[i];
+        uint64_t at_ns;
+
+        if (!flight->is_used || flight->xfer == NULL)
+            continue;
+        at_ns = kvt_time_add(flight->xfer->deadline_ns, disk->hang_ns);
+        if (at_ns <= disk->now_ns)
+            is_hung = true;
+        else
+            disk->overdue_at_ns = KVT_MIN(disk->overdue_at_ns, at_ns);
+    }
+    if (is_hung && !disk->is_out)
+        health_go_out(disk);
+    if (!is_hung && disk->is_hung)
+        disk->retry_at_ns = disk->now_ns;
+    disk->is_hung = is_hung;
 }
 
 void kvt_disk_probe_ended(struct kvt_disk *disk, bool is_good)
@@ -110,7 +173,7 @@ void kvt_disk_probe_ended(struct kvt_disk *disk, bool is_good)
         return;
     }
     disk->is_out = false;
-    disk->failures_row = 0;
+    disk->failures_row = disk->bad_slots_row = 0;
     atomic_store_explicit(&disk->worker.tier.counters.health, KVT_TIER_HEALTH_OK,
                           memory_order_relaxed);
 }
@@ -209,7 +272,7 @@ static void loop_start_flush(struct kvt_disk *disk)
 /* Starts what may start. True when there is more to do at once (plain calls only). */
 static bool loop_start(struct kvt_disk *disk)
 {
-    if (disk->is_out && !disk->is_probing && disk->now_ns >= disk->retry_at_ns &&
+    if (disk->is_out && !disk->is_probing && !disk->is_hung && disk->now_ns >= disk->retry_at_ns &&
         !kvt_worker_is_stopping(&disk->worker)) {
         disk->is_probing = true;
         kvt_disk_begin_probe(disk);
@@ -233,6 +296,7 @@ static bool loop_verify(struct kvt_disk *disk)
         verified_bytes += xfer->slot_bytes;
         xfer->verdict = kvt_slot_check(disk->host_memory + xfer->dst.offset_bytes, &xfer->key);
         disk->now_ns = kvt_clock_mono_ns();
+        kvt_disk_note_verdict(disk, xfer->verdict);
         kvt_disk_finish(disk, xfer,
                         xfer->verdict == KVT_SLOT_OK ? KVT_XFER_DONE : KVT_XFER_BAD_SLOT);
         kvt_worker_notify(&disk->worker, disk->now_ns, false);
@@ -262,7 +326,7 @@ static void loop_sleep(struct kvt_disk *disk)
     uint64_t timeout_ns = KVT_TIME_NEVER_NS;
     int r;
 
-    if (disk->is_out && !disk->is_probing)
+    if (disk->is_out && !disk->is_probing && !disk->is_hung)
         timeout_ns = disk->retry_at_ns - KVT_MIN(disk->now_ns, disk->retry_at_ns);
     if (disk->batch_count > 0)
         timeout_ns = KVT_MIN(timeout_ns, STUCK_WAIT_NS);
@@ -271,6 +335,9 @@ static void loop_sleep(struct kvt_disk *disk)
         kvt_worker_sleep(worker, timeout_ns);
         return;
     }
+    if (disk->overdue_at_ns != KVT_TIME_NEVER_NS)
+        timeout_ns =
+            KVT_MIN(timeout_ns, disk->overdue_at_ns - KVT_MIN(disk->overdue_at_ns, disk->now_ns));
     if (kvt_worker_is_stopping(worker))
         timeout_ns = KVT_MIN(timeout_ns, STOP_WAIT_NS);
     kvt_doorbell_arm(&worker->bell);
@@ -294,6 +361,7 @@ static void loop_serve(struct kvt_disk *disk)
         uint32_t reaped;
 
         disk->now_ns = kvt_clock_mono_ns();
+        health_check_hang(disk);
         loop_collect(disk);
         is_more = loop_start(disk);
         kvt_disk_submit(disk);

@@ -39,7 +39,7 @@ struct kvt_disk {
     uint8_t *host_memory;
     uint64_t host_memory_bytes;
     uint32_t failures_max;
-    uint64_t retry_ns_min, retry_ns_max, inflight_bytes_max;
+    uint64_t retry_ns_min, retry_ns_max, hang_ns, inflight_bytes_max;
     sem_t started; /* the thread has its ring, or knows that it has none; `detail` is written */
 
     struct kvt_disk_ring *ring; /* NULL: io_uring is forbidden, requests are plain calls */
@@ -59,8 +59,10 @@ struct kvt_disk {
     uint32_t open_writes_count;
 
     bool is_out, is_probing;
-    uint32_t failures_row;
-    uint64_t retry_at_ns, pause_ns;
+    bool is_hung; /* something in flight is overdue */
+    uint32_t failures_row, bad_slots_row, successes_row;
+    uint64_t retry_at_ns, pause_ns; /* pause_ns 0: the next outage begins with the shortest */
+    uint64_t overdue_at_ns;         /* nothing in flight is overdue before */
     uint64_t busy_since_ns, now_ns;
 };
 
@@ -80,5 +82,7 @@ void kvt_disk_finish(struct kvt_disk *disk, struct kvt_xfer *xfer, int status);
 
 /* loop.c: told by flight.c. */
 void kvt_disk_write_ended(struct kvt_disk *disk, uint64_t epoch);
+/* Of a request; a read that came back counts when it is verified, with the next one. */
 void kvt_disk_note_result(struct kvt_disk *disk, bool is_failure);
+void kvt_disk_note_verdict(struct kvt_disk *disk, enum kvt_slot_verdict verdict);
 void kvt_disk_probe_ended(struct kvt_disk *disk, bool is_good);
