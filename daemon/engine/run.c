@@ -81,28 +81,51 @@ struct eng_run *eng_run_new(struct kvt_engine *engine, struct kvt_op *op,
 /* ---- the end of a run -------------------------------------------------------------------------
  */
 
+/* The op may be of an earlier session of the same rank: its stream broke, its copies go on. */
+static struct eng_run *find_quiesce(struct kvt_engine *engine, const struct eng_session *session,
+                                    uint64_t op_id)
+{
+    kvt_list_for_each (link, &engine->runs) {
+        struct eng_run *run = KVT_CONTAINER_OF(link, struct eng_run, link);
+        const struct eng_session *of = run->session;
+
+        if (run->op_id != op_id || run->kind == ENG_RUN_QUIESCE)
+            continue;
+        if (of == session ||
+            (!of->is_alive && of->rank == session->rank && of->peer_uid == session->peer_uid &&
+             memcmp(of->group->engine_id, session->group->engine_id, KVT_ENGINE_ID_BYTES) == 0))
+            return run;
+    }
+    return NULL;
+}
+
 static void tell_quiesced(struct kvt_engine *engine, struct eng_run *run)
 {
     struct kvt_notice notice = {.kind = KVT_NOTICE_QUIESCED, .op_id = run->op_id};
 
     while (!kvt_list_is_empty(&run->waiters)) {
         struct eng_run *waiter = KVT_CONTAINER_OF(run->waiters.next, struct eng_run, wait_link);
+        struct eng_run *next = find_quiesce(engine, waiter->session, waiter->op_id);
 
         kvt_list_remove(&waiter->wait_link);
+        if (next != NULL && !waiter->is_ending) { /* another one with this id still copies */
+            kvt_list_push_back(&next->waiters, &waiter->wait_link);
+            continue;
+        }
         waiter->is_ending = true;
         waiter->end_code = KVT_CODE_OK;
         wake(engine, waiter);
     }
-    if (run->is_late && run->op_id != 0 && run->session->is_alive)
+    if (run->is_late && run->op_id != 0 && run->kind != ENG_RUN_QUIESCE && run->session->is_alive)
         eng_notify(engine, run->session, &notice);
 }
 
 static void run_free(struct kvt_engine *engine, struct eng_run *run)
 {
     KVT_ASSERT(run->magic == KVT_RUN_MAGIC && run->op == NULL && run->jobs_count == 0);
+    kvt_list_remove(&run->link); /* first: who waits for it must not find it again */
     tell_quiesced(engine, run);
     eng_timer_clear(&engine->heap, &run->timer);
-    kvt_list_remove(&run->link);
     kvt_list_remove(&run->session_link);
     kvt_list_remove(&run->todo_link);
     kvt_list_remove(&run->wait_link);
@@ -286,6 +309,7 @@ static enum eng_start start_move(struct kvt_engine *engine, struct eng_run *run,
         return ENG_SETTLED;
     if (run->epoch != run->ns->epoch) {
         moves->results[move] = KVT_MOVE_ABORTED;
+        run->is_broken = true; /* a durable Demote that a Reset overtook is not durable */
         return ENG_SETTLED;
     }
     if (run->kind == ENG_RUN_PROMOTE || run->kind == ENG_RUN_RAISE)
@@ -383,24 +407,6 @@ bool eng_runs_pump(struct kvt_engine *engine)
 /* ---- Quiesce ----------------------------------------------------------------------------------
  */
 
-/* The op may be of an earlier session of the same rank: its stream broke, its copies go on. */
-static struct eng_run *find_quiesce(struct kvt_engine *engine, const struct eng_session *session,
-                                    uint64_t op_id)
-{
-    kvt_list_for_each (link, &engine->runs) {
-        struct eng_run *run = KVT_CONTAINER_OF(link, struct eng_run, link);
-        const struct eng_session *of = run->session;
-
-        if (run->op_id != op_id || run->kind == ENG_RUN_QUIESCE)
-            continue;
-        if (of == session ||
-            (!of->is_alive && of->rank == session->rank && of->peer_uid == session->peer_uid &&
-             memcmp(of->group->engine_id, session->group->engine_id, KVT_ENGINE_ID_BYTES) == 0))
-            return run;
-    }
-    return NULL;
-}
-
 void eng_op_quiesce(struct kvt_engine *engine, struct kvt_op *op)
 {
     const struct kvt_req_quiesce *req = &op->req.quiesce;
@@ -419,6 +425,7 @@ void eng_op_quiesce(struct kvt_engine *engine, struct kvt_op *op)
     run = eng_run_new(engine, op, session, ENG_RUN_QUIESCE);
     if (run == NULL)
         return;
+    run->op_id = req->op_id;
     kvt_list_push_back(&target->waiters, &run->wait_link);
     eng_run_start(engine, run, 0);
 }

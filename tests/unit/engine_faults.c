@@ -179,6 +179,56 @@ static void test_quiesce(void)
     CHECK(was_overwritten);
 }
 
+/* The stream of a rank breaks under a promote, and its client numbers its ops from 1 again. Quiesce
+ * waits for both requests of that number: neither may write afterwards. */
+static void test_quiesce_same_id(void)
+{
+    for (uint64_t seed = 1; seed <= 16; seed++) {
+        struct world_config config = one_rank;
+        struct fixture fix;
+        struct kvt_engine_counts counts;
+        struct client again;
+
+        config.seed = seed;
+        setup(&fix, &config);
+        store_prompt(&fix, 0x101, 8);
+        world_promote(&fix.call, &fix.a, KVT_HANDLE_NONE, 0, 8, 16);
+        fix.call.op.req.promote.prefix = world_prefix(&fix.call, 0x101, 8);
+        fix.call.op.req.promote.op_id = 1;
+        call_submit(&fix.call);
+        for (uint32_t i = 0; i < 2; i++)
+            world_turn(&fix.world);
+        client_detach(&fix.a, &fix.other);
+        call_wait(&fix.call);
+        client_attach(&again, &fix.world, &fix.third, 1, true, 0);
+        world_promote(&fix.call, &again, KVT_HANDLE_NONE, 0, 8, 16);
+        fix.call.op.req.promote.prefix = world_prefix(&fix.call, 0x101, 8);
+        fix.call.op.req.promote.op_id = 1;
+        fix.call.op.deadline_ns = fix.world.now_ns + 3 * KVT_NS_PER_MS;
+        call_run(&fix.call);
+        call_begin(&fix.other, KVT_OP_QUIESCE);
+        fix.other.op.req.quiesce.session = again.session;
+        fix.other.op.req.quiesce.op_id = 1;
+        call_run(&fix.other);
+        CHECK_CODE(&fix.other.op, KVT_CODE_OK);
+        kvt_engine_counts(fix.world.engine, &counts);
+        CHECK(counts.jobs == 0);           /* nobody else has any */
+        for (uint32_t i = 0; i < 8; i++) { /* both memories are the client's again */
+            client_scribble(&fix.a, 0, 16 + i, 0x11);
+            client_fill(&again, 0, 0x777, i, 16 + i);
+        }
+        for (uint32_t i = 0; i < 2000; i++)
+            world_turn(&fix.world);
+        for (uint32_t i = 0; i < 8; i++) {
+            CHECK(!client_holds(&fix.a, 0, 0x101, i, 16 + i, 0));
+            CHECK(client_holds(&again, 0, 0x777, i, 16 + i, 0));
+        }
+        client_unmap(&fix.a);
+        fix.a = again;
+        teardown(&fix);
+    }
+}
+
 /* The lease's time is over long before the promote is: it does not expire under it, but after. */
 static void test_lease_under_promote(void)
 {
@@ -325,6 +375,7 @@ int main(void)
 {
     test_coalesce_and_cancel();
     test_quiesce();
+    test_quiesce_same_id();
     test_lease_under_promote();
     test_store_once();
     test_ticket_ranks();
