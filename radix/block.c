@@ -31,6 +31,20 @@ struct kvt_radix_block kvt_radix_parent(const struct kvt_radix *radix, struct kv
     return node_block(radix, parent, parent->cut - 1u);
 }
 
+const void *kvt_radix_root_key(const struct kvt_radix *radix, struct kvt_radix_block block,
+                               uint32_t *ret_bytes)
+{
+    uint32_t pos;
+    const struct node *node = block_node_live(radix, block, &pos);
+
+    if (node == NULL)
+        return NULL;
+    while (!(node->flags & NODE_ROOT))
+        node = node_at(radix, node->parent);
+    *ret_bytes = node->key_bytes;
+    return ref_ptr(radix, node->data);
+}
+
 struct kvt_radix_ns kvt_radix_ns_of(const struct kvt_radix *radix, struct kvt_radix_block block)
 {
     uint32_t pos;

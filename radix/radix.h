@@ -173,6 +173,10 @@ uint64_t kvt_radix_depth_blocks(const struct kvt_radix *radix, struct kvt_radix_
 /* The block before it on the path; NONE for a first block or a stale handle. */
 struct kvt_radix_block kvt_radix_parent(const struct kvt_radix *radix,
                                         struct kvt_radix_block block);
+/* The key of the root that a live block is below; valid until the next call that may change the
+ * tree. NULL if stale. O(nodes on the path). */
+const void *kvt_radix_root_key(const struct kvt_radix *radix, struct kvt_radix_block block,
+                               uint32_t *ret_bytes);
 /* Namespace of a live block (asserted). */
 struct kvt_radix_ns kvt_radix_ns_of(const struct kvt_radix *radix, struct kvt_radix_block block);
 /* A live block's tokens (block_tokens of them) and extra key (NULL: none); valid until the next

@@ -393,6 +393,12 @@ uint32_t eng_root_key(const struct kvt_text *salt, const struct kvt_text *lora,
                       uint8_t ret_key[KVT_ENGINE_ROOT_KEY_BYTES]);
 bool eng_root_key_split(const uint8_t *key, uint32_t key_bytes, struct kvt_text *ret_salt,
                         struct kvt_text *ret_lora);
+/* SHA-256 of the key of the root that the prefix is below: the cursor's, when it has one. False:
+ * the op has failed. */
+struct eng_prefix;
+KVT_MUST_USE bool eng_prefix_digest(struct kvt_engine *engine, struct kvt_op *op,
+                                    const struct eng_prefix *prefix,
+                                    uint8_t ret_digest[KVT_FINGERPRINT_BYTES]);
 KVT_MUST_USE int eng_root_digest(struct kvt_engine *engine, const void *key, uint32_t key_bytes,
                                  uint8_t ret_digest[KVT_FINGERPRINT_BYTES]);
 
@@ -491,6 +497,11 @@ struct eng_moves_spec {
 bool eng_moves_init(struct kvt_op *op, struct eng_run *run, const struct eng_moves_spec *spec);
 /* The same for a request without moves: all that resuming at the end of the path needs. */
 bool eng_moves_whole(struct kvt_op *op, struct eng_run *run, uint64_t blocks);
+/* The cell of each move on the path to @end, in @op's arena; all zero for what lies behind the
+ * path. NULL: the arena is full. O(nodes of the path + blocks between the moves of a chunk). */
+struct kvt_radix_cell *eng_moves_path(struct kvt_engine *engine, struct kvt_op *op,
+                                      struct kvt_radix_block end, const struct eng_moves *moves,
+                                      uint64_t path_blocks);
 /* Looks up each move's cell on the path to run->end; what is not on it is MISS. */
 void eng_moves_cells(struct kvt_engine *engine, struct eng_run *run, uint64_t path_blocks);
 /* Binds the moves to @data, one payload after the other. */

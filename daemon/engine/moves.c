@@ -165,48 +165,45 @@ bool eng_moves_whole(struct kvt_op *op, struct eng_run *run, uint64_t blocks)
     return true;
 }
 
-/* Moves [first, ret) lie so close together that one walk of the path finds them all. */
-static uint32_t close_moves(const struct eng_moves *moves, uint32_t first, uint64_t path_blocks)
+/* From the last move to the first, each chunk walks up from where the one before began: one walk of
+ * the path in all, however few of its blocks the moves name. */
+struct kvt_radix_cell *eng_moves_path(struct kvt_engine *engine, struct kvt_op *op,
+                                      struct kvt_radix_block end, const struct eng_moves *moves,
+                                      uint64_t path_blocks)
 {
-    uint32_t next = first + 1;
-
-    while (next < moves->count && moves->block_idx[next] < path_blocks &&
-           moves->block_idx[next] - moves->block_idx[next - 1] <= 8 &&
-           moves->block_idx[next] - moves->block_idx[first] < KVT_ENGINE_PATH_CHUNK)
-        next++;
-    return next;
-}
-
-static void cells_of(struct kvt_engine *engine, const struct eng_run *run, struct eng_moves *moves,
-                     uint64_t path_blocks)
-{
+    struct kvt_radix_cell *ret_cells = kvt_arena_array(op->arena, moves->count, sizeof(*ret_cells));
     struct kvt_radix_cell cells[KVT_ENGINE_PATH_CHUNK];
-    uint32_t at = 0;
+    uint32_t at = moves->count;
 
-    while (at < moves->count && moves->block_idx[at] < path_blocks) {
-        uint64_t first = moves->block_idx[at];
-        uint32_t next = close_moves(moves, at, path_blocks);
-        uint64_t count = moves->block_idx[next - 1] - first + 1;
+    while (ret_cells != NULL && at > 0 && moves->block_idx[at - 1] >= path_blocks)
+        at--;
+    while (ret_cells != NULL && at > 0) {
+        uint64_t last = moves->block_idx[at - 1], first = last;
+        uint32_t low = at;
 
-        if (kvt_radix_path(engine->radix, run->end, moves->component, first, count, cells) != 0)
+        while (low > 0 && last - moves->block_idx[low - 1] < KVT_ENGINE_PATH_CHUNK)
+            first = moves->block_idx[--low];
+        if (kvt_radix_path(engine->radix, end, moves->component, first, last - first + 1, cells) !=
+            0)
             break;
-        for (; at < next; at++) {
-            uint32_t handle = cells[moves->block_idx[at] - first].handle;
-
-            moves->cells[at] = handle != KVT_RADIX_HANDLE_NONE
-                                   ? kvt_store_cell_of(engine->store, handle)
-                                   : KVT_CELL_NONE;
-        }
+        for (uint32_t i = low; i < at; i++)
+            ret_cells[i] = cells[moves->block_idx[i] - first];
+        end = cells[0].block;
+        at = low;
     }
+    return ret_cells;
 }
 
 void eng_moves_cells(struct kvt_engine *engine, struct eng_run *run, uint64_t path_blocks)
 {
     for (uint32_t i = 0; i < run->moves_count; i++) {
         struct eng_moves *moves = &run->moves[i];
+        const struct kvt_radix_cell *cells =
+            eng_moves_path(engine, run->op, run->end, moves, path_blocks);
 
-        cells_of(engine, run, moves, path_blocks);
         for (uint32_t move = 0; move < moves->count; move++) {
+            if (cells != NULL && cells[move].handle != KVT_RADIX_HANDLE_NONE)
+                moves->cells[move] = kvt_store_cell_of(engine->store, cells[move].handle);
             if (moves->cells[move].generation == 0)
                 moves->results[move] = KVT_MOVE_MISS;
         }

@@ -438,3 +438,22 @@ bool eng_prefix(struct kvt_engine *engine, struct kvt_op *op, const struct eng_n
     *ret_prefix = result;
     return true;
 }
+
+bool eng_prefix_digest(struct kvt_engine *engine, struct kvt_op *op,
+                       const struct eng_prefix *prefix, uint8_t ret_digest[KVT_FINGERPRINT_BYTES])
+{
+    const void *key = prefix->radix.root_key;
+    uint32_t key_bytes = prefix->radix.root_key_bytes;
+
+    if (prefix->radix.after.generation != 0)
+        key = kvt_radix_root_key(engine->radix, prefix->radix.after, &key_bytes);
+    if (key == NULL) {
+        kvt_op_fail(op, KVT_CODE_NOT_FOUND, "cursor stale: send the whole prefix");
+        return false;
+    }
+    if (eng_root_digest(engine, key, key_bytes, ret_digest) < 0) {
+        kvt_op_fail(op, KVT_CODE_INTERNAL, "SHA-256 failed");
+        return false;
+    }
+    return true;
+}

@@ -258,18 +258,19 @@ static void claim_moves(struct kvt_engine *engine, struct eng_run *run, struct k
 {
     for (uint32_t i = 0; i < run->moves_count; i++) {
         struct eng_moves *moves = &run->moves[i];
+        const struct kvt_radix_cell *cells =
+            eng_moves_path(engine, run->op, end, moves, kvt_radix_depth_blocks(engine->radix, end));
 
         for (uint32_t move = 0; move < moves->count; move++) {
-            struct kvt_radix_cell cell = {0};
+            struct kvt_radix_block block = cells != NULL ? cells[move].block : KVT_RADIX_BLOCK_NONE;
             enum kvt_reserve_state state = KVT_RESERVE_NO_ROOM;
 
-            if (kvt_radix_path(engine->radix, end, moves->component, moves->block_idx[move], 1,
-                               &cell) == 0)
-                state = eng_reserve_cell(engine, run->ticket, cell.block, moves->component,
+            if (kvt_radix_is_live(engine->radix, block))
+                state = eng_reserve_cell(engine, run->ticket, block, moves->component,
                                          moves->block_idx[move], digest);
             if (state == KVT_RESERVE_MISSING)
                 continue;
-            moves->cells[move] = kvt_store_cell(engine->store, cell.block, moves->component);
+            moves->cells[move] = kvt_store_cell(engine->store, block, moves->component);
             moves->results[move] = state == KVT_RESERVE_PRESENT   ? KVT_MOVE_PRESENT
                                    : state == KVT_RESERVE_PENDING ? KVT_MOVE_PENDING
                                                                   : KVT_MOVE_NO_ROOM;
@@ -294,10 +295,8 @@ static bool by_prefix(struct kvt_engine *engine, struct kvt_op *op, struct eng_r
         return false;
     if (run->moves_total == 0)
         return true;
-    if (eng_root_digest(engine, where.radix.root_key, where.radix.root_key_bytes, digest) < 0) {
-        kvt_op_fail(op, KVT_CODE_INTERNAL, "SHA-256 failed");
+    if (!eng_prefix_digest(engine, op, &where, digest))
         return false;
-    }
     run->ticket = eng_ticket_new(engine, run->session, true);
     if (run->ticket == NULL) {
         kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED, "%u tickets are out, the most there can be",

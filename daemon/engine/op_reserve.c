@@ -186,10 +186,8 @@ void eng_op_reserve(struct kvt_engine *engine, struct kvt_op *op)
     eng_count(engine, KVT_COUNTER_RESERVES, 1);
     if (where.blocks == 0)
         return;
-    if (eng_root_digest(engine, where.radix.root_key, where.radix.root_key_bytes, digest) < 0) {
-        kvt_op_fail(op, KVT_CODE_INTERNAL, "SHA-256 failed");
+    if (!eng_prefix_digest(engine, op, &where, digest))
         return;
-    }
     ticket = eng_ticket_new(engine, session, false);
     if (ticket == NULL) {
         kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED, "%u tickets are out, the most there can be",
