@@ -1,9 +1,9 @@
 /* The bytes of a slot header. Offsets are the format: docs/formats.md lists the same table. */
 #include "tiers/slot.h"
 
-#include <endian.h>
 #include <string.h>
 
+#include "daemon/base/bytes.h"
 #include "daemon/base/hash.h"
 
 #define SLOT_MAGIC 0x31544f4c5354564bull /* "KVTSLOT1" read as little-endian */
@@ -31,48 +31,6 @@ enum slot_field {
 };
 static_assert(AT_HEADER_HASH + 8 == KVT_SLOT_FIXED_BYTES, "the fixed part ends with its checksum");
 static_assert(KVT_SLOT_FIXED_BYTES < KVT_SLOT_HEADER_ALIGN_BYTES, "a header is never fixed alone");
-
-static void put_u16(uint8_t *slot, size_t at, uint16_t value)
-{
-    value = htole16(value);
-    memcpy(slot + at, &value, sizeof(value));
-}
-
-static void put_u32(uint8_t *slot, size_t at, uint32_t value)
-{
-    value = htole32(value);
-    memcpy(slot + at, &value, sizeof(value));
-}
-
-static void put_u64(uint8_t *slot, size_t at, uint64_t value)
-{
-    value = htole64(value);
-    memcpy(slot + at, &value, sizeof(value));
-}
-
-static uint16_t get_u16(const uint8_t *slot, size_t at)
-{
-    uint16_t value;
-
-    memcpy(&value, slot + at, sizeof(value));
-    return le16toh(value);
-}
-
-static uint32_t get_u32(const uint8_t *slot, size_t at)
-{
-    uint32_t value;
-
-    memcpy(&value, slot + at, sizeof(value));
-    return le32toh(value);
-}
-
-static uint64_t get_u64(const uint8_t *slot, size_t at)
-{
-    uint64_t value;
-
-    memcpy(&value, slot + at, sizeof(value));
-    return le64toh(value);
-}
 
 const char *kvt_slot_verdict_text(enum kvt_slot_verdict verdict)
 {
@@ -121,22 +79,22 @@ void kvt_slot_header_write(void *slot, const struct kvt_slot_info *info, const u
     size_t tokens_bytes = (size_t)info->block_tokens * 4u;
 
     KVT_ASSERT(info->payload_bytes <= KVT_SHARD_BYTES_MAX);
-    put_u64(s, AT_MAGIC, SLOT_MAGIC);
-    put_u32(s, AT_VERSION, KVT_SLOT_FORMAT_VERSION);
-    put_u32(s, AT_HEADER_BYTES, header_bytes);
+    kvt_put_u64(s, AT_MAGIC, SLOT_MAGIC);
+    kvt_put_u32(s, AT_VERSION, KVT_SLOT_FORMAT_VERSION);
+    kvt_put_u32(s, AT_HEADER_BYTES, header_bytes);
     memcpy(s + AT_FINGERPRINT, info->fingerprint, KVT_FINGERPRINT_BYTES);
     memcpy(s + AT_ROOT_DIGEST, info->root_digest, KVT_FINGERPRINT_BYTES);
     memcpy(s + AT_EXTRA_KEY, info->extra_key, KVT_EXTRA_KEY_BYTES);
-    put_u64(s, AT_EPOCH, info->epoch);
-    put_u64(s, AT_BLOCK_ID, info->block_id);
-    put_u64(s, AT_PARENT_ID, info->parent_id);
-    put_u64(s, AT_BLOCK_IDX, info->block_idx);
-    put_u64(s, AT_GENERATION, info->generation);
-    put_u64(s, AT_STORED_REAL_NS, info->stored_real_ns);
-    put_u64(s, AT_PAYLOAD_BYTES, info->payload_bytes);
-    put_u32(s, AT_BLOCK_TOKENS, info->block_tokens);
-    put_u16(s, AT_COMPONENT, info->component);
-    put_u16(s, AT_RANK, info->rank);
+    kvt_put_u64(s, AT_EPOCH, info->epoch);
+    kvt_put_u64(s, AT_BLOCK_ID, info->block_id);
+    kvt_put_u64(s, AT_PARENT_ID, info->parent_id);
+    kvt_put_u64(s, AT_BLOCK_IDX, info->block_idx);
+    kvt_put_u64(s, AT_GENERATION, info->generation);
+    kvt_put_u64(s, AT_STORED_REAL_NS, info->stored_real_ns);
+    kvt_put_u64(s, AT_PAYLOAD_BYTES, info->payload_bytes);
+    kvt_put_u32(s, AT_BLOCK_TOKENS, info->block_tokens);
+    kvt_put_u16(s, AT_COMPONENT, info->component);
+    kvt_put_u16(s, AT_RANK, info->rank);
     /* Zero checksums: an unsealed slot does not pass a check. */
     memset(s + AT_PAYLOAD_HASH, 0, KVT_SLOT_FIXED_BYTES - AT_PAYLOAD_HASH);
     if (__BYTE_ORDER == __LITTLE_ENDIAN) {
@@ -144,7 +102,7 @@ void kvt_slot_header_write(void *slot, const struct kvt_slot_info *info, const u
             memcpy(s + KVT_SLOT_FIXED_BYTES, tokens, tokens_bytes);
     } else {
         for (uint32_t i = 0; i < info->block_tokens; i++)
-            put_u32(s, KVT_SLOT_FIXED_BYTES + i * 4u, tokens[i]);
+            kvt_put_u32(s, KVT_SLOT_FIXED_BYTES + i * 4u, tokens[i]);
     }
     memset(s + KVT_SLOT_FIXED_BYTES + tokens_bytes, 0,
            header_bytes - KVT_SLOT_FIXED_BYTES - tokens_bytes);
@@ -154,9 +112,9 @@ void kvt_slot_header_seal(void *slot, uint64_t payload_hash)
 {
     uint8_t *s = slot;
 
-    KVT_ASSERT(get_u64(s, AT_MAGIC) == SLOT_MAGIC);
-    put_u64(s, AT_PAYLOAD_HASH, payload_hash);
-    put_u64(s, AT_HEADER_HASH, header_hash(s, get_u32(s, AT_HEADER_BYTES)));
+    KVT_ASSERT(kvt_get_u64(s, AT_MAGIC) == SLOT_MAGIC);
+    kvt_put_u64(s, AT_PAYLOAD_HASH, payload_hash);
+    kvt_put_u64(s, AT_HEADER_HASH, header_hash(s, kvt_get_u32(s, AT_HEADER_BYTES)));
 }
 
 /* The header against itself; nothing at or past @limit_bytes is read. */
@@ -166,18 +124,18 @@ static enum kvt_slot_verdict header_check_self(const uint8_t *s, uint64_t limit_
     uint64_t payload_bytes;
 
     KVT_ASSERT(limit_bytes >= KVT_SLOT_FIXED_BYTES);
-    if (get_u64(s, AT_MAGIC) != SLOT_MAGIC)
+    if (kvt_get_u64(s, AT_MAGIC) != SLOT_MAGIC)
         return KVT_SLOT_BAD_MAGIC;
-    if (get_u32(s, AT_VERSION) != KVT_SLOT_FORMAT_VERSION)
+    if (kvt_get_u32(s, AT_VERSION) != KVT_SLOT_FORMAT_VERSION)
         return KVT_SLOT_BAD_VERSION;
-    block_tokens = get_u32(s, AT_BLOCK_TOKENS);
-    header_bytes = get_u32(s, AT_HEADER_BYTES);
-    payload_bytes = get_u64(s, AT_PAYLOAD_BYTES);
+    block_tokens = kvt_get_u32(s, AT_BLOCK_TOKENS);
+    header_bytes = kvt_get_u32(s, AT_HEADER_BYTES);
+    payload_bytes = kvt_get_u64(s, AT_PAYLOAD_BYTES);
     if (block_tokens > KVT_BLOCK_TOKENS_MAX || header_bytes != kvt_slot_header_bytes(block_tokens))
         return KVT_SLOT_BAD_HEADER;
     if (payload_bytes > KVT_SHARD_BYTES_MAX || header_bytes + payload_bytes > limit_bytes)
         return KVT_SLOT_BAD_HEADER;
-    if (get_u64(s, AT_HEADER_HASH) != header_hash(s, header_bytes))
+    if (kvt_get_u64(s, AT_HEADER_HASH) != header_hash(s, header_bytes))
         return KVT_SLOT_BAD_HEADER;
     return KVT_SLOT_OK;
 }
@@ -188,22 +146,24 @@ enum kvt_slot_verdict kvt_slot_header_check(const void *slot, const struct kvt_s
     enum kvt_slot_verdict verdict;
 
     /* A whole header of another shape may be longer than the slot that the caller has. */
-    if (get_u64(s, AT_MAGIC) == SLOT_MAGIC && get_u32(s, AT_VERSION) == KVT_SLOT_FORMAT_VERSION &&
-        (get_u32(s, AT_BLOCK_TOKENS) != key->block_tokens ||
-         get_u64(s, AT_PAYLOAD_BYTES) != key->payload_bytes))
+    if (kvt_get_u64(s, AT_MAGIC) == SLOT_MAGIC &&
+        kvt_get_u32(s, AT_VERSION) == KVT_SLOT_FORMAT_VERSION &&
+        (kvt_get_u32(s, AT_BLOCK_TOKENS) != key->block_tokens ||
+         kvt_get_u64(s, AT_PAYLOAD_BYTES) != key->payload_bytes))
         return KVT_SLOT_OTHER;
     verdict = header_check_self(s, kvt_slot_bytes(key->block_tokens, key->payload_bytes));
     if (verdict != KVT_SLOT_OK)
         return verdict;
-    if (get_u64(s, AT_BLOCK_ID) != key->block_id || get_u64(s, AT_GENERATION) != key->generation ||
-        get_u16(s, AT_COMPONENT) != key->component || get_u16(s, AT_RANK) != key->rank)
+    if (kvt_get_u64(s, AT_BLOCK_ID) != key->block_id ||
+        kvt_get_u64(s, AT_GENERATION) != key->generation ||
+        kvt_get_u16(s, AT_COMPONENT) != key->component || kvt_get_u16(s, AT_RANK) != key->rank)
         return KVT_SLOT_OTHER;
     return KVT_SLOT_OK;
 }
 
 uint64_t kvt_slot_payload_hash(const void *slot)
 {
-    return get_u64(slot, AT_PAYLOAD_HASH);
+    return kvt_get_u64(slot, AT_PAYLOAD_HASH);
 }
 
 enum kvt_slot_verdict kvt_slot_check(const void *slot, const struct kvt_slot_key *key)
@@ -233,16 +193,16 @@ enum kvt_slot_verdict kvt_slot_header_read(const void *slot, uint64_t slot_bytes
     memcpy(ret_info->fingerprint, s + AT_FINGERPRINT, KVT_FINGERPRINT_BYTES);
     memcpy(ret_info->root_digest, s + AT_ROOT_DIGEST, KVT_FINGERPRINT_BYTES);
     memcpy(ret_info->extra_key, s + AT_EXTRA_KEY, KVT_EXTRA_KEY_BYTES);
-    ret_info->epoch = get_u64(s, AT_EPOCH);
-    ret_info->block_id = get_u64(s, AT_BLOCK_ID);
-    ret_info->parent_id = get_u64(s, AT_PARENT_ID);
-    ret_info->block_idx = get_u64(s, AT_BLOCK_IDX);
-    ret_info->generation = get_u64(s, AT_GENERATION);
-    ret_info->stored_real_ns = get_u64(s, AT_STORED_REAL_NS);
-    ret_info->payload_bytes = get_u64(s, AT_PAYLOAD_BYTES);
-    ret_info->block_tokens = get_u32(s, AT_BLOCK_TOKENS);
-    ret_info->component = get_u16(s, AT_COMPONENT);
-    ret_info->rank = get_u16(s, AT_RANK);
+    ret_info->epoch = kvt_get_u64(s, AT_EPOCH);
+    ret_info->block_id = kvt_get_u64(s, AT_BLOCK_ID);
+    ret_info->parent_id = kvt_get_u64(s, AT_PARENT_ID);
+    ret_info->block_idx = kvt_get_u64(s, AT_BLOCK_IDX);
+    ret_info->generation = kvt_get_u64(s, AT_GENERATION);
+    ret_info->stored_real_ns = kvt_get_u64(s, AT_STORED_REAL_NS);
+    ret_info->payload_bytes = kvt_get_u64(s, AT_PAYLOAD_BYTES);
+    ret_info->block_tokens = kvt_get_u32(s, AT_BLOCK_TOKENS);
+    ret_info->component = kvt_get_u16(s, AT_COMPONENT);
+    ret_info->rank = kvt_get_u16(s, AT_RANK);
     *ret_tokens_le = s + KVT_SLOT_FIXED_BYTES;
     return KVT_SLOT_OK;
 }

@@ -1,6 +1,5 @@
 #include "tiers/disk/file.h"
 
-#include <endian.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +9,7 @@
 #include <unistd.h>
 
 #include "daemon/base/alloc.h"
+#include "daemon/base/bytes.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/hash.h"
 
@@ -28,59 +28,32 @@ enum super_field {
     AT_HASH = KVT_DISK_SUPER_BYTES - 8,
 };
 
-static void put_u32(uint8_t *super, size_t at, uint32_t value)
-{
-    value = htole32(value);
-    memcpy(super + at, &value, sizeof(value));
-}
-
-static void put_u64(uint8_t *super, size_t at, uint64_t value)
-{
-    value = htole64(value);
-    memcpy(super + at, &value, sizeof(value));
-}
-
-static uint32_t get_u32(const uint8_t *super, size_t at)
-{
-    uint32_t value;
-
-    memcpy(&value, super + at, sizeof(value));
-    return le32toh(value);
-}
-
-static uint64_t get_u64(const uint8_t *super, size_t at)
-{
-    uint64_t value;
-
-    memcpy(&value, super + at, sizeof(value));
-    return le64toh(value);
-}
-
 static bool super_is_valid(const uint8_t *super)
 {
-    return get_u64(super, AT_MAGIC) == SUPER_MAGIC && get_u32(super, AT_VERSION) == SUPER_VERSION &&
-           get_u32(super, AT_ENDIAN_MARK) == SUPER_ENDIAN_MARK &&
-           get_u64(super, AT_HASH) == kvt_hash64(super, AT_HASH, 0);
+    return kvt_get_u64(super, AT_MAGIC) == SUPER_MAGIC &&
+           kvt_get_u32(super, AT_VERSION) == SUPER_VERSION &&
+           kvt_get_u32(super, AT_ENDIAN_MARK) == SUPER_ENDIAN_MARK &&
+           kvt_get_u64(super, AT_HASH) == kvt_hash64(super, AT_HASH, 0);
 }
 
 static int super_make(uint8_t *super)
 {
     memset(super, 0, KVT_DISK_SUPER_BYTES);
-    put_u64(super, AT_MAGIC, SUPER_MAGIC);
-    put_u32(super, AT_VERSION, SUPER_VERSION);
-    put_u32(super, AT_ENDIAN_MARK, SUPER_ENDIAN_MARK);
+    kvt_put_u64(super, AT_MAGIC, SUPER_MAGIC);
+    kvt_put_u32(super, AT_VERSION, SUPER_VERSION);
+    kvt_put_u32(super, AT_ENDIAN_MARK, SUPER_ENDIAN_MARK);
     if (getrandom(super + AT_UUID, 16, 0) != 16)
         return kvt_trace(-EIO);
-    put_u64(super, AT_DATA_OFFSET, KVT_DISK_DATA_OFFSET_BYTES);
-    put_u64(super, AT_CREATED_REAL_NS, kvt_clock_real_ns());
+    kvt_put_u64(super, AT_DATA_OFFSET, KVT_DISK_DATA_OFFSET_BYTES);
+    kvt_put_u64(super, AT_CREATED_REAL_NS, kvt_clock_real_ns());
     return 0;
 }
 
 /* Both copies, for a file of @bytes. */
 static int super_write(struct kvt_disk_file *file, const struct kvt_disk_io *io, uint64_t bytes)
 {
-    put_u64(file->super, AT_BYTES, bytes);
-    put_u64(file->super, AT_HASH, kvt_hash64(file->super, AT_HASH, 0));
+    kvt_put_u64(file->super, AT_BYTES, bytes);
+    kvt_put_u64(file->super, AT_HASH, kvt_hash64(file->super, AT_HASH, 0));
     for (uint32_t copy = 0; copy < 2; copy++) {
         int64_t n = io->pwrite(io->ctx, file->fd, file->super, KVT_DISK_SUPER_BYTES,
                                copy * KVT_DISK_SUPER_BYTES);
@@ -182,7 +155,7 @@ static int data_prepare(struct kvt_disk_file *file, const struct kvt_disk_io *io
     r = info.bytes == 0 ? super_make(file->super) : super_read(file, io);
     if (r != 0)
         return r;
-    if (get_u64(file->super, AT_BYTES) != file->bytes) {
+    if (kvt_get_u64(file->super, AT_BYTES) != file->bytes) {
         r = super_write(file, io, file->bytes);
         if (r < 0)
             return kvt_trace(r);
