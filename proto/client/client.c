@@ -251,7 +251,7 @@ void kvt_call_batch(struct kvt_client_call *call, const grpc_op *ops, size_t cou
 {
     grpc_call_error error;
 
-    kvt_client_release(tag);
+    kvt_tsan_release(tag);
     error = grpc_call_start_batch(call->grpc, ops, count, tag, NULL);
     KVT_ASSERT(error == GRPC_CALL_OK);
 }
@@ -261,7 +261,7 @@ bool kvt_call_wait(struct kvt_client_call *call, void *tag)
     grpc_event event =
         grpc_completion_queue_pluck(call->cq, tag, gpr_inf_future(GPR_CLOCK_REALTIME), NULL);
 
-    kvt_client_acquire(tag);
+    kvt_tsan_acquire(tag);
     KVT_ASSERT(event.type == GRPC_OP_COMPLETE);
     return event.success != 0;
 }

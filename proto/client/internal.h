@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include "daemon/base/list.h"
+#include "daemon/base/tsan.h"
 #include "proto/client/client.h"
 
 struct kvt_client {
@@ -49,7 +50,3 @@ bool kvt_call_wait(struct kvt_client_call *call, void *tag);
 /* The message in one piece; it lives until @ret_slice is given back. */
 const uint8_t *kvt_received_flat(struct kvt_client_call *call, grpc_slice *ret_slice,
                                  size_t *ret_bytes);
-
-/* As kvt_tag_release and kvt_tag_acquire of the server. */
-void kvt_client_release(void *tag);
-void kvt_client_acquire(void *tag);

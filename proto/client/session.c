@@ -35,7 +35,7 @@ static bool wait_until(struct kvt_session *session, void *tag, uint64_t timeout_
 
     if (event.type != GRPC_OP_COMPLETE)
         return false;
-    kvt_client_acquire(tag);
+    kvt_tsan_acquire(tag);
     return true;
 }
 

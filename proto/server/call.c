@@ -96,7 +96,7 @@ static int post(struct kvt_call *call)
     struct kvt_tag *tag = &call->tags[KVT_TAG_REQUEST];
     grpc_call_error error;
 
-    kvt_tag_release(tag);
+    kvt_tsan_release(tag);
     if (call->method->type == KVT_METHOD_UNKNOWN)
         error = grpc_server_request_call(rpc->server->grpc, &call->grpc, &call->details,
                                          &call->metadata, rpc->cq, rpc->cq, tag);
@@ -139,7 +139,7 @@ static void start_one(struct kvt_call *call, const grpc_op *op, enum kvt_tag_kin
     grpc_call_error error;
 
     kvt_call_ref(call);
-    kvt_tag_release(&call->tags[kind]);
+    kvt_tsan_release(&call->tags[kind]);
     error = grpc_call_start_batch(call->grpc, op, 1, &call->tags[kind], NULL);
     KVT_ASSERT(error == GRPC_CALL_OK);
 }

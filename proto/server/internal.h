@@ -27,6 +27,7 @@
 #include "daemon/base/doorbell.h"
 #include "daemon/base/list.h"
 #include "daemon/base/ring.h"
+#include "daemon/base/tsan.h"
 #include "proto/codec/codec.h"
 #include "proto/server/server.h"
 
@@ -316,7 +317,3 @@ void kvt_region_close_all(struct kvt_server *server);
 /* Single use. NULL: unknown, expired, other uid, or other size. */
 void *kvt_region_claim(struct kvt_server *server, const uint8_t token[KVT_REGION_TOKEN_BYTES],
                        uint64_t uid, uint64_t bytes);
-
-/* TSan does not see the order that gRPC's own threads make: say it where a tag goes in and out. */
-void kvt_tag_release(struct kvt_tag *tag);
-void kvt_tag_acquire(struct kvt_tag *tag);

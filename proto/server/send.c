@@ -12,7 +12,7 @@ static void start_send(struct kvt_call *call, grpc_op *ops, size_t count)
     KVT_ASSERT(!call->is_sending);
     call->is_sending = true;
     kvt_call_ref(call);
-    kvt_tag_release(&call->tags[KVT_TAG_SEND]);
+    kvt_tsan_release(&call->tags[KVT_TAG_SEND]);
     error = grpc_call_start_batch(call->grpc, ops, count, &call->tags[KVT_TAG_SEND], NULL);
     KVT_ASSERT(error == GRPC_CALL_OK);
 }

@@ -46,7 +46,7 @@ static void *rpc_main(void *arg)
         if (event.type == GRPC_OP_COMPLETE) {
             struct kvt_tag *tag = event.tag;
 
-            kvt_tag_acquire(tag);
+            kvt_tsan_acquire(tag);
             if (tag == &server->shutdown_tag)
                 on_shut_down(server);
             else
@@ -294,7 +294,7 @@ void kvt_server_stop(struct kvt_server *server, uint64_t grace_ns)
     server->is_stopped = true;
     kvt_accept_stop(server);
     if (server->is_grpc_started) {
-        kvt_tag_release(&server->shutdown_tag);
+        kvt_tsan_release(&server->shutdown_tag);
         grpc_server_shutdown_and_notify(server->grpc, server->rpcs[0].cq, &server->shutdown_tag);
         wait_live(server, true, kvt_time_add(kvt_clock_mono_ns(), grace_ns));
         grpc_server_cancel_all_calls(server->grpc);
