@@ -395,12 +395,9 @@ bool eng_root_key_split(const uint8_t *key, uint32_t key_bytes, struct kvt_text 
                         struct kvt_text *ret_lora);
 /* SHA-256 of the key of the root that the prefix is below: the cursor's, when it has one. False:
  * the op has failed. */
-struct eng_prefix;
 KVT_MUST_USE bool eng_prefix_digest(struct kvt_engine *engine, struct kvt_op *op,
                                     const struct eng_prefix *prefix,
                                     uint8_t ret_digest[KVT_FINGERPRINT_BYTES]);
-KVT_MUST_USE int eng_root_digest(struct kvt_engine *engine, const void *key, uint32_t key_bytes,
-                                 uint8_t ret_digest[KVT_FINGERPRINT_BYTES]);
 
 /* session.c, region.c */
 void eng_op_attach(struct kvt_engine *engine, struct kvt_op *op);

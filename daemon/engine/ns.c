@@ -356,8 +356,8 @@ bool eng_root_key_split(const uint8_t *key, uint32_t key_bytes, struct kvt_text 
     return at != NULL && take_tag(at, end, 2, ret_lora) == end;
 }
 
-int eng_root_digest(struct kvt_engine *engine, const void *key, uint32_t key_bytes,
-                    uint8_t ret_digest[KVT_FINGERPRINT_BYTES])
+static int root_digest(struct kvt_engine *engine, const void *key, uint32_t key_bytes,
+                       uint8_t ret_digest[KVT_FINGERPRINT_BYTES])
 {
     uint64_t hash = kvt_hash64(key, key_bytes, engine->config.seed);
     struct eng_digest *slot = &engine->digests[hash % KVT_ENGINE_DIGESTS];
@@ -451,7 +451,7 @@ bool eng_prefix_digest(struct kvt_engine *engine, struct kvt_op *op,
         kvt_op_fail(op, KVT_CODE_NOT_FOUND, "cursor stale: send the whole prefix");
         return false;
     }
-    if (eng_root_digest(engine, key, key_bytes, ret_digest) < 0) {
+    if (root_digest(engine, key, key_bytes, ret_digest) < 0) {
         kvt_op_fail(op, KVT_CODE_INTERNAL, "SHA-256 failed");
         return false;
     }

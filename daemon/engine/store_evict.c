@@ -156,6 +156,17 @@ struct evicted {
     uint32_t now, soon, not_now;
 };
 
+static enum gone evict_counted(struct kvt_store *store, struct cell *cell, uint32_t tier,
+                               struct evicted *evicted)
+{
+    enum gone gone = evict_copy(store, cell, tier);
+
+    evicted->now += gone == GONE_NOW;
+    evicted->soon += gone == GONE_SOON;
+    evicted->not_now += gone == GONE_NOT;
+    return gone;
+}
+
 /* Up to @max victims of the class begin to go, oldest first. */
 static struct evicted evict_some(struct kvt_store *store, const struct kvt_radix_victims *which,
                                  uint32_t max)
@@ -173,18 +184,8 @@ static struct evicted evict_some(struct kvt_store *store, const struct kvt_radix
         if (kvt_radix_get(store->radix, victims[i].block, victims[i].component, &at) != 0 ||
             at.handle != victims[i].handle || (at.mask & 1u << which->bit) == 0)
             continue;
-        switch (evict_copy(store, cell, which->bit)) {
-        case GONE_NOW:
-            evicted.now++;
-            break;
-        case GONE_SOON:
-            evicted.soon++;
-            break;
-        case GONE_NOT:
-            evicted.not_now++;
+        if (evict_counted(store, cell, which->bit, &evicted) == GONE_NOT)
             kvt_radix_defer(store->radix, &victims[i], which->bit);
-            break;
-        }
     }
     return evicted;
 }
@@ -217,17 +218,7 @@ static struct evicted reclaim_some(struct kvt_store *store, uint32_t tier, uint3
             evicted.not_now++;
             continue;
         }
-        switch (evict_copy(store, cell, tier)) {
-        case GONE_NOW:
-            evicted.now++;
-            break;
-        case GONE_SOON:
-            evicted.soon++;
-            break;
-        case GONE_NOT:
-            evicted.not_now++;
-            break;
-        }
+        (void)evict_counted(store, cell, tier, &evicted);
     }
     return evicted;
 }
