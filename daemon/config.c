@@ -181,14 +181,15 @@ void kvt_config_print(const struct kvt_config *config, int fd)
 
     for (uint32_t i = 0; i < kvt_config_keys_count; i++) {
         const struct kvt_config_key *key = &kvt_config_keys[i];
-        char text[KVT_CONFIG_TEXT_BYTES], quoted[2 * KVT_CONFIG_TEXT_BYTES + 3];
+        char text[KVT_CONFIG_PATHS_BYTES], quoted[2 * KVT_CONFIG_PATHS_BYTES + 3];
         uint32_t depth;
         const char *name = print_sections(fd, before, key->path, &depth);
 
         kvt_config_value_format(config, key, text);
         quote(text, quoted);
         (void)dprintf(fd, "%*s%s: %s\n", (int)depth * 2, "", name,
-                      key->kind == KVT_CONFIG_TEXT ? quoted : text);
+                      key->kind == KVT_CONFIG_TEXT || key->kind == KVT_CONFIG_PATHS ? quoted
+                                                                                    : text);
         before = key->path;
     }
 }

@@ -8,9 +8,11 @@
 #pragma once
 
 #include "daemon/base/def.h"
+#include "daemon/base/limits.h"
 #include "daemon/base/log.h"
 
 #define KVT_CONFIG_TEXT_BYTES 256u
+#define KVT_CONFIG_PATHS_BYTES (KVT_ZONES_MAX * KVT_CONFIG_TEXT_BYTES) /* "/a/l3, /b/l3" */
 #define KVT_CONFIG_FILE_BYTES_MAX (1u << 20)
 #define KVT_CONFIG_OVERHEAD_BYTES (64u << 20) /* code, threads, gRPC: beside pools and index */
 
@@ -57,13 +59,22 @@ struct kvt_config {
         uint64_t slab_unit_bytes;
     } l2;
     struct {
-        char path[KVT_CONFIG_TEXT_BYTES];
-        uint64_t bytes;
+        char paths[KVT_CONFIG_PATHS_BYTES]; /* kvt_config_devices takes it apart */
+        uint64_t bytes;                     /* of each device, its index counted */
+        char index_dir[KVT_CONFIG_TEXT_BYTES];
+        uint64_t index_bytes;
         uint64_t inflight_bytes;
+        uint32_t stripe_blocks;
         uint32_t write;
         uint64_t write_budget_bytes_per_s;
         uint32_t selective_touches;
+        uint64_t endurance_bytes; /* of each device; 0: not known */
+        uint64_t scrub_bytes_per_s;
+        uint64_t load_wait_ns;
+        uint64_t lost_after_ns;
         uint64_t retry_min_ns, retry_max_ns;
+        /* Options of one start, not keys: --rebuild-l3, --format. */
+        bool is_rebuild_wanted, is_format_wanted;
     } l3;
     struct {
         uint64_t lease_default_ns, lease_max_ns, ticket_default_ns, ticket_max_ns;
@@ -96,13 +107,33 @@ KVT_MUST_USE int kvt_config_load(struct kvt_config *config, const char *path,
 KVT_MUST_USE int kvt_config_set(struct kvt_config *config, const char *assignment,
                                 const struct kvt_config_report *report);
 
+/* One device of L3: where its data and its index lie, and how large each is. */
+struct kvt_config_device {
+    char path[KVT_CONFIG_TEXT_BYTES];
+    char index_path[2 * KVT_CONFIG_TEXT_BYTES + 8]; /* "" for a raw device without index_dir */
+    bool is_raw;                                    /* below /dev, by its name */
+    uint64_t data_bytes, index_bytes; /* tiers.l3.bytes in all, whole KVT_DIO_ALIGN_BYTES each;
+                                         data_bytes 0: the index leaves nothing */
+};
+/* The devices in the order of tiers.l3.path; returns how many, 0 when L3 is off. */
+uint32_t kvt_config_devices(const struct kvt_config *config,
+                            struct kvt_config_device ret_devices[KVT_ZONES_MAX]);
+
+/* Where one file of L3 lies, or is to lie. */
+struct kvt_config_place {
+    bool is_known;              /* false: nothing could be found out */
+    bool is_raw;                /* a block device, whatever its name says */
+    uint64_t file_system, file; /* files with both the same are one; file 0: not there yet */
+    uint64_t free_bytes;        /* of the file system; of a block device: its size */
+    uint64_t own_bytes;         /* what the file that is there takes of it */
+};
+
 /* What the machine has; read once, passed in, so that the checks are a pure function. */
 struct kvt_config_facts {
     uint64_t memory_bytes;           /* of the machine, or the cgroup's limit where it is lower */
     uint64_t memory_available_bytes; /* what can be had now without swapping */
     const char *memory_bound; /* which of them bounds: "MemAvailable", "the cgroup's limit" */
-    uint64_t disk_free_bytes; /* of L3's file system, the file that is there counted as free */
-    bool is_disk_known;
+    struct kvt_config_place data[KVT_ZONES_MAX], index[KVT_ZONES_MAX]; /* a device of L3 each */
 };
 void kvt_config_facts_read(const struct kvt_config *config, struct kvt_config_facts *ret_facts);
 /* Relations between values, and with the machine. 0, or -EINVAL (each one reported). */

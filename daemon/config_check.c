@@ -1,16 +1,22 @@
 #include "daemon/config.h"
 
 #include <fcntl.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/un.h>
+#include <unistd.h>
 
+#include "daemon/base/alloc.h"
 #include "daemon/base/limits.h"
 #include "daemon/base/size.h"
 #include "daemon/config_keys.h"
+
+#define PLACE_PATH_BYTES sizeof(((struct kvt_config_device *)NULL)->index_path)
+#define DATA_BYTES_MIN (4 * KVT_MIB) /* superblocks and catalog, and something to keep */
 
 /* ---- what the machine has ------------------------------------------------------------------- */
 
@@ -79,37 +85,82 @@ uint64_t kvt_config_ram_bytes(void)
 }
 
 /* statvfs of @path, or of its directory when it does not exist. */
-static int statvfs_near(const char *path, struct statvfs *ret_fs)
+static int statvfs_near(const char *path, struct statvfs *ret_fs, struct stat *ret_file)
 {
-    char directory[KVT_CONFIG_TEXT_BYTES];
+    char directory[PLACE_PATH_BYTES];
     char *slash;
 
     if (path[0] == '\0')
         return -ENOENT;
     if (statvfs(path, ret_fs) == 0)
-        return 0;
+        return stat(path, ret_file) == 0 ? 0 : -errno;
     (void)snprintf(directory, sizeof(directory), "%s", path);
     slash = strrchr(directory, '/');
     if (slash == NULL)
         (void)snprintf(directory, sizeof(directory), ".");
     else
         slash[slash == directory ? 1 : 0] = '\0';
-    return statvfs(directory, ret_fs) == 0 ? 0 : -errno;
+    return statvfs(directory, ret_fs) == 0 && stat(directory, ret_file) == 0 ? 0 : -errno;
 }
 
-uint64_t kvt_config_disk_bytes(const char *path)
+/* 0 when it cannot be opened. */
+static uint64_t block_device_bytes(const char *path)
 {
-    struct statvfs fs;
+    kvt_autoclose int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    off_t end = fd < 0 ? -1 : lseek(fd, 0, SEEK_END);
 
-    return statvfs_near(path, &fs) == 0 ? (uint64_t)fs.f_blocks * fs.f_frsize : 0;
+    return end < 0 ? 0 : (uint64_t)end;
+}
+
+static void look_at(const char *path, struct kvt_config_place *ret_place)
+{
+    struct kvt_config_place place = {.is_known = false};
+    struct statvfs fs;
+    struct stat file;
+
+    if (statvfs_near(path, &fs, &file) == 0) {
+        place.is_known = true;
+        place.is_raw = S_ISBLK(file.st_mode);
+        place.file_system = file.st_dev;
+        if (!S_ISDIR(file.st_mode))
+            place.file = file.st_ino;
+        place.free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
+        place.own_bytes = place.file == 0 ? 0 : (uint64_t)file.st_blocks * 512;
+    }
+    if (place.is_raw) {
+        place.file = file.st_rdev; /* two names of one device are two inodes */
+        place.own_bytes = 0;
+        place.free_bytes = block_device_bytes(path);
+        place.is_known = place.free_bytes != 0;
+    }
+    *ret_place = place;
+}
+
+uint64_t kvt_config_disk_bytes(const char *paths)
+{
+    const char *at = kvt_config_paths_begin(paths);
+    char path[KVT_CONFIG_TEXT_BYTES];
+    uint64_t smallest = UINT64_MAX;
+    size_t bytes;
+
+    while (kvt_config_paths_next(&at, path, &bytes)) {
+        struct statvfs fs;
+        struct stat file;
+
+        if (statvfs_near(path, &fs, &file) == 0)
+            smallest =
+                KVT_MIN(smallest, S_ISBLK(file.st_mode) ? block_device_bytes(path)
+                                                        : (uint64_t)fs.f_blocks * fs.f_frsize);
+    }
+    return smallest == UINT64_MAX ? 0 : smallest;
 }
 
 void kvt_config_facts_read(const struct kvt_config *config, struct kvt_config_facts *ret_facts)
 {
     struct kvt_config_facts facts = {.memory_bound = "MemAvailable"};
+    struct kvt_config_device devices[KVT_ZONES_MAX];
+    uint32_t devices_count = kvt_config_devices(config, devices);
     uint64_t limit = cgroup_limit_bytes();
-    struct statvfs fs;
-    struct stat file;
 
     facts.memory_bytes = KVT_MIN(meminfo_bytes("MemTotal"), limit);
     facts.memory_available_bytes = meminfo_bytes("MemAvailable");
@@ -117,11 +168,9 @@ void kvt_config_facts_read(const struct kvt_config *config, struct kvt_config_fa
         facts.memory_available_bytes = limit;
         facts.memory_bound = "the cgroup's limit (memory.max)";
     }
-    if (config->l3.bytes != 0 && statvfs_near(config->l3.path, &fs) == 0) {
-        facts.is_disk_known = true;
-        facts.disk_free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
-        if (stat(config->l3.path, &file) == 0)
-            facts.disk_free_bytes += (uint64_t)file.st_blocks * 512;
+    for (uint32_t i = 0; i < devices_count; i++) {
+        look_at(devices[i].path, &facts.data[i]);
+        look_at(devices[i].index_path, &facts.index[i]);
     }
     *ret_facts = facts;
 }
@@ -167,25 +216,148 @@ static void check_memory(struct check *check, const struct kvt_config *config,
            sizes[0], sizes[1], sizes[2], sizes[3], facts->memory_bound, sizes[4]);
 }
 
+/* What one file of L3 wants, and where. */
+struct want {
+    const char *path;
+    uint64_t bytes;
+    const struct kvt_config_place *place;
+};
+
+static bool is_on_file_system(const struct want *want)
+{
+    return want->place->is_known && !want->place->is_raw;
+}
+
+/* Files that share a file system share its room: each file system is looked at once, with all that
+ * is to lie there. */
+static void check_room(struct check *check, const struct want *wants, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const struct kvt_config_place *place = wants[i].place;
+        uint64_t bytes = 0, room = place->free_bytes;
+        char wanted[KVT_SIZE_TEXT_BYTES], have[KVT_SIZE_TEXT_BYTES];
+        uint32_t files = 0;
+        bool is_seen = false;
+
+        if (place->is_known && place->is_raw) {
+            bytes = wants[i].bytes;
+            files = 1;
+        }
+        for (uint32_t k = 0; k < count && is_on_file_system(&wants[i]); k++) {
+            if (!is_on_file_system(&wants[k]) || wants[k].place->file_system != place->file_system)
+                continue;
+            is_seen = is_seen || k < i;
+            bytes += wants[k].bytes;
+            room += wants[k].place->own_bytes;
+            files++;
+        }
+        if (is_seen || bytes <= room)
+            continue;
+        kvt_size_format_short(bytes, wanted);
+        kvt_size_format_short(room, have);
+        if (place->is_raw)
+            refuse(check, "tiers.l3.bytes wants %s of %s, which has %s: lower it", wanted,
+                   wants[i].path, have);
+        else
+            refuse(check,
+                   "tiers.l3.bytes: the file system of %s has room for %s, but %u files of L3 "
+                   "there want %s: lower it, or free space",
+                   wants[i].path, have, files, wanted);
+    }
+}
+
+static bool is_same_file(const struct want *a, const struct want *b)
+{
+    if (strcmp(a->path, b->path) == 0)
+        return true;
+    return a->place->is_known && b->place->is_known && a->place->file != 0 &&
+           a->place->file == b->place->file && a->place->is_raw == b->place->is_raw &&
+           (a->place->is_raw || a->place->file_system == b->place->file_system);
+}
+
+static void check_duplicates(struct check *check, const struct want *wants, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        for (uint32_t k = 0; k < i; k++) {
+            if (!is_same_file(&wants[k], &wants[i]))
+                continue;
+            if (strcmp(wants[k].path, wants[i].path) == 0)
+                refuse(check, "tiers.l3.path: two files of L3 would be %s", wants[i].path);
+            else
+                refuse(check, "tiers.l3.path: %s and %s are the same", wants[k].path,
+                       wants[i].path);
+        }
+    }
+}
+
+static void check_paths(struct check *check, const struct kvt_config_device *device, bool is_raw)
+{
+    const char *slash = strrchr(device->index_path, '/');
+
+    if (device->path[0] != '/')
+        refuse(check, "tiers.l3.path: %s is not an absolute path", device->path);
+    if (is_raw && (device->index_path[0] == '\0' ||
+                   strncmp(device->index_path, device->path, strlen(device->path)) == 0))
+        refuse(check,
+               "tiers.l3.path: %s is a raw device and its index needs a file system: set "
+               "tiers.l3.index_dir",
+               device->path);
+    if (slash != NULL && strlen(slash + 1) > NAME_MAX)
+        refuse(check,
+               "tiers.l3.index_dir: the index of %s would have a name of %zu bytes, the "
+               "system's limit is %d: use a shorter path",
+               device->path, strlen(slash + 1), NAME_MAX);
+}
+
+static void check_devices(struct check *check, const struct kvt_config *config,
+                          const struct kvt_config_facts *facts)
+{
+    struct kvt_config_device devices[KVT_ZONES_MAX];
+    struct want wants[2 * KVT_ZONES_MAX];
+    uint32_t count = kvt_config_devices(config, devices), wants_count = 0;
+    char whole[KVT_SIZE_TEXT_BYTES], index[KVT_SIZE_TEXT_BYTES];
+
+    if (count == 0)
+        return;
+    for (uint32_t i = 0; i < count; i++) {
+        check_paths(check, &devices[i], devices[i].is_raw || facts->data[i].is_raw);
+        wants[wants_count++] =
+            (struct want){devices[i].path, devices[i].data_bytes, &facts->data[i]};
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (devices[i].index_path[0] != '\0')
+            wants[wants_count++] =
+                (struct want){devices[i].index_path, devices[i].index_bytes, &facts->index[i]};
+    }
+    check_duplicates(check, wants, wants_count);
+    check_room(check, wants, wants_count);
+    if (devices[0].data_bytes >= DATA_BYTES_MIN)
+        return;
+    kvt_size_format_short(config->l3.bytes, whole);
+    kvt_size_format_short(devices[0].index_bytes, index);
+    refuse(check,
+           "tiers.l3.bytes is %s and the index takes %s of it: that leaves no room for data: raise "
+           "it, or lower tiers.l3.index_bytes",
+           whole, index);
+}
+
 static void check_disk(struct check *check, const struct kvt_config *config,
                        const struct kvt_config_facts *facts)
 {
-    char wanted[KVT_SIZE_TEXT_BYTES], have[KVT_SIZE_TEXT_BYTES];
+    bool has_path = kvt_config_paths_begin(config->l3.paths) != NULL;
 
-    if (config->l3.bytes != 0 && config->l3.path[0] == '\0')
+    if (config->l3.bytes != 0 && !has_path)
         refuse(check, "tiers.l3.bytes is set but tiers.l3.path is not: say where, or set it to 0");
-    if (config->l3.bytes == 0 && config->l3.path[0] != '\0')
+    if (config->l3.bytes == 0 && has_path)
         refuse(check, "tiers.l3.path is set but tiers.l3.bytes is 0: say how much, or unset it");
+    if (config->l3.index_dir[0] != '\0' && config->l3.index_dir[0] != '/')
+        refuse(check, "tiers.l3.index_dir: %s is not an absolute path", config->l3.index_dir);
     if (config->l3.retry_min_ns > config->l3.retry_max_ns)
         refuse(check, "tiers.l3.retry_min is above tiers.l3.retry_max");
-    if (!facts->is_disk_known || config->l3.bytes <= facts->disk_free_bytes)
-        return;
-    kvt_size_format_short(config->l3.bytes, wanted);
-    kvt_size_format_short(facts->disk_free_bytes, have);
-    refuse(check,
-           "tiers.l3.bytes is %s, but the file system of %s has room for %s: lower it, or free "
-           "space",
-           wanted, config->l3.path, have);
+    if (config->l3.lost_after_ns < config->l3.retry_min_ns)
+        refuse(check, "tiers.l3.lost_after is below tiers.l3.retry_min: a device would be given up "
+                      "before it is tried again");
+    check_devices(check, config, facts);
 }
 
 static void check_tiers(struct check *check, const struct kvt_config *config)

@@ -7,6 +7,7 @@
 #define S KVT_NS_PER_S
 #define H (3600 * KVT_NS_PER_S)
 #define TIB (1024 * KVT_GIB)
+#define EIB (1024 * 1024 * TIB)
 
 /* clang-format off */
 const struct kvt_config_key kvt_config_keys[] = {
@@ -37,15 +38,22 @@ const struct kvt_config_key kvt_config_keys[] = {
         {"always", "adopted", "off"}},
     {"tiers.l2.slab_unit", KVT_CONFIG_SIZE, AT(l2.slab_unit_bytes), "2MiB", 64 * KVT_KIB,
         KVT_HUGE_PAGE_BYTES},
-    {"tiers.l3.path", KVT_CONFIG_TEXT, AT(l3.path), ""},
+    {"tiers.l3.path", KVT_CONFIG_PATHS, AT(l3.paths), ""},
     {"tiers.l3.bytes", KVT_CONFIG_SIZE_OF_DISK, AT(l3.bytes), "0B", 4 * KVT_MIB, 1024 * TIB, true},
+    {"tiers.l3.index_dir", KVT_CONFIG_TEXT, AT(l3.index_dir), ""},
+    {"tiers.l3.index_bytes", KVT_CONFIG_SIZE, AT(l3.index_bytes), "0B", KVT_MIB, TIB, true},
     {"tiers.l3.inflight", KVT_CONFIG_SIZE, AT(l3.inflight_bytes), "0B",
         64 * KVT_KIB, KVT_GIB, true},
+    {"tiers.l3.stripe_blocks", KVT_CONFIG_COUNT, AT(l3.stripe_blocks), "64", 1, 1u << 20},
     {"tiers.l3.write", KVT_CONFIG_CHOICE, AT(l3.write), "back", 0, 0, false,
         {"back", "through", "selective"}},
     {"tiers.l3.write_budget", KVT_CONFIG_SIZE, AT(l3.write_budget_bytes_per_s), "0B",
         KVT_MIB, TIB, true},
     {"tiers.l3.selective_touches", KVT_CONFIG_COUNT, AT(l3.selective_touches), "2", 1, 1000},
+    {"tiers.l3.endurance_bytes", KVT_CONFIG_SIZE, AT(l3.endurance_bytes), "0B", KVT_GIB, EIB, true},
+    {"tiers.l3.scrub_rate", KVT_CONFIG_SIZE, AT(l3.scrub_bytes_per_s), "0B", KVT_MIB, TIB, true},
+    {"tiers.l3.load_wait", KVT_CONFIG_DURATION, AT(l3.load_wait_ns), "10s", MS, H, true},
+    {"tiers.l3.lost_after", KVT_CONFIG_DURATION, AT(l3.lost_after_ns), "30s", 10 * MS, 24 * H},
     {"tiers.l3.retry_min", KVT_CONFIG_DURATION, AT(l3.retry_min_ns), "1s", 10 * MS, H},
     {"tiers.l3.retry_max", KVT_CONFIG_DURATION, AT(l3.retry_max_ns), "1min", 10 * MS, 24 * H},
 

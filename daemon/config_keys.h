@@ -6,9 +6,10 @@
 
 enum kvt_config_kind {
     KVT_CONFIG_TEXT,         /* char [KVT_CONFIG_TEXT_BYTES] */
+    KVT_CONFIG_PATHS,        /* char [KVT_CONFIG_PATHS_BYTES], "/a/l3, /b/l3" */
     KVT_CONFIG_SIZE,         /* uint64_t, "4GiB" */
     KVT_CONFIG_SIZE_OF_RAM,  /* uint64_t, "4GiB" or "10%" of memory */
-    KVT_CONFIG_SIZE_OF_DISK, /* uint64_t, "4GiB" or "10%" of the file system of tiers.l3.path */
+    KVT_CONFIG_SIZE_OF_DISK, /* uint64_t, "4GiB" or "10%" of what tiers.l3.path lies on */
     KVT_CONFIG_DURATION,     /* uint64_t ns, "250ms" */
     KVT_CONFIG_COUNT,        /* uint32_t */
     KVT_CONFIG_MODE,         /* uint32_t, octal: "0660" */
@@ -31,7 +32,15 @@ struct kvt_config_key {
 extern const struct kvt_config_key kvt_config_keys[];
 extern const uint32_t kvt_config_keys_count;
 
-/* Memory that the machine or the cgroup allows, and the size of the file system that holds @path
- * (of its directory, when it does not exist); 0 when unknown. */
+/* Memory that the machine or the cgroup allows; 0 when unknown. */
 uint64_t kvt_config_ram_bytes(void);
-uint64_t kvt_config_disk_bytes(const char *path);
+/* The size of the block device or of the file system that holds the path (its directory, when it
+ * does not exist): the smallest known, where @paths are several; 0 when none is known. */
+uint64_t kvt_config_disk_bytes(const char *paths);
+
+/* Where to begin; NULL for none. */
+const char *kvt_config_paths_begin(const char *paths);
+/* The next of several paths, without the blanks around it; false at the end. *@at is moved on.
+ * *@ret_bytes is its true length: what does not fit @ret_path is cut off. */
+bool kvt_config_paths_next(const char **at, char ret_path[KVT_CONFIG_TEXT_BYTES],
+                           size_t *ret_bytes);

@@ -68,6 +68,10 @@ void kvt_config_value_describe(const struct kvt_config_key *key,
     case KVT_CONFIG_TEXT:
         (void)snprintf(ret_text, KVT_CONFIG_WHY_BYTES, "a path");
         return;
+    case KVT_CONFIG_PATHS:
+        (void)snprintf(ret_text, KVT_CONFIG_WHY_BYTES, "a path, or up to %u between commas",
+                       KVT_ZONES_MAX);
+        return;
     case KVT_CONFIG_CHOICE:
         join_choices(key, ret_text, KVT_CONFIG_WHY_BYTES);
         return;
@@ -122,7 +126,7 @@ static int parse_number(const struct kvt_config *config, const struct kvt_config
     case KVT_CONFIG_SIZE_OF_RAM:
         return kvt_size_parse_share(text, kvt_config_ram_bytes(), ret_value);
     case KVT_CONFIG_SIZE_OF_DISK:
-        return kvt_size_parse_share(text, kvt_config_disk_bytes(config->l3.path), ret_value);
+        return kvt_size_parse_share(text, kvt_config_disk_bytes(config->l3.paths), ret_value);
     case KVT_CONFIG_DURATION:
         return kvt_duration_parse(text, ret_value);
     case KVT_CONFIG_MODE:
@@ -174,19 +178,45 @@ static int parse_choice(struct kvt_config *config, const struct kvt_config_key *
     return refuse(ret_why, "\"%.40s\" is not one of %s", text, choices);
 }
 
+static int parse_text(struct kvt_config *config, const struct kvt_config_key *key, const char *text,
+                      size_t bytes_max, char ret_why[KVT_CONFIG_WHY_BYTES])
+{
+    size_t bytes = strlen(text) + 1;
+
+    if (bytes > bytes_max)
+        return refuse(ret_why, "\"%.40s...\" is longer than %zu bytes", text, bytes_max - 1);
+    memcpy(field_of(config, key), text, bytes);
+    return 0;
+}
+
+static int parse_paths(struct kvt_config *config, const struct kvt_config_key *key,
+                       const char *text, char ret_why[KVT_CONFIG_WHY_BYTES])
+{
+    const char *at = kvt_config_paths_begin(text);
+    char path[KVT_CONFIG_TEXT_BYTES];
+    uint32_t count = 0;
+    size_t bytes;
+
+    while (kvt_config_paths_next(&at, path, &bytes)) {
+        if (bytes == 0)
+            return refuse(ret_why, "\"%.40s\" has an empty path between its commas", text);
+        if (bytes >= KVT_CONFIG_TEXT_BYTES)
+            return refuse(ret_why, "\"%.40s...\" is longer than %u bytes", path,
+                          KVT_CONFIG_TEXT_BYTES - 1);
+        if (++count > KVT_ZONES_MAX)
+            return refuse(ret_why, "\"%.40s...\" names more than %u paths", text, KVT_ZONES_MAX);
+    }
+    return parse_text(config, key, text, KVT_CONFIG_PATHS_BYTES, ret_why);
+}
+
 int kvt_config_value_parse(struct kvt_config *config, const struct kvt_config_key *key,
                            const char *text, char ret_why[KVT_CONFIG_WHY_BYTES])
 {
     switch (key->kind) {
-    case KVT_CONFIG_TEXT: {
-        size_t bytes = strlen(text) + 1;
-
-        if (bytes > KVT_CONFIG_TEXT_BYTES)
-            return refuse(ret_why, "\"%.40s...\" is longer than %u bytes", text,
-                          KVT_CONFIG_TEXT_BYTES - 1);
-        memcpy(field_of(config, key), text, bytes);
-        return 0;
-    }
+    case KVT_CONFIG_TEXT:
+        return parse_text(config, key, text, KVT_CONFIG_TEXT_BYTES, ret_why);
+    case KVT_CONFIG_PATHS:
+        return parse_paths(config, key, text, ret_why);
     case KVT_CONFIG_CHOICE:
         return parse_choice(config, key, text, ret_why);
     case KVT_CONFIG_BOOL:
@@ -200,20 +230,21 @@ int kvt_config_value_parse(struct kvt_config *config, const struct kvt_config_ke
 }
 
 void kvt_config_value_format(const struct kvt_config *config, const struct kvt_config_key *key,
-                             char ret_text[KVT_CONFIG_TEXT_BYTES])
+                             char ret_text[KVT_CONFIG_PATHS_BYTES])
 {
     const void *field = field_of_const(config, key);
 
     switch (key->kind) {
     case KVT_CONFIG_TEXT:
-        (void)snprintf(ret_text, KVT_CONFIG_TEXT_BYTES, "%s", (const char *)field);
+    case KVT_CONFIG_PATHS:
+        (void)snprintf(ret_text, KVT_CONFIG_PATHS_BYTES, "%s", (const char *)field);
         return;
     case KVT_CONFIG_CHOICE:
-        (void)snprintf(ret_text, KVT_CONFIG_TEXT_BYTES, "%s",
+        (void)snprintf(ret_text, KVT_CONFIG_PATHS_BYTES, "%s",
                        key->choices[*(const uint32_t *)field]);
         return;
     case KVT_CONFIG_BOOL:
-        (void)snprintf(ret_text, KVT_CONFIG_TEXT_BYTES, "%s",
+        (void)snprintf(ret_text, KVT_CONFIG_PATHS_BYTES, "%s",
                        *(const bool *)field ? "true" : "false");
         return;
     case KVT_CONFIG_COUNT:

@@ -11,7 +11,7 @@ KVT_MUST_USE int kvt_config_value_parse(struct kvt_config *config, const struct 
                                         const char *text, char ret_why[KVT_CONFIG_WHY_BYTES]);
 /* The value as parse reads it, without YAML quoting. */
 void kvt_config_value_format(const struct kvt_config *config, const struct kvt_config_key *key,
-                             char ret_text[KVT_CONFIG_TEXT_BYTES]);
+                             char ret_text[KVT_CONFIG_PATHS_BYTES]);
 /* What is accepted: "a size from 4MiB to 64TiB, or 0". */
 void kvt_config_value_describe(const struct kvt_config_key *key,
                                char ret_text[KVT_CONFIG_WHY_BYTES]);

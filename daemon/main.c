@@ -26,6 +26,7 @@ struct options {
     const char *sets[SETS_MAX];
     uint32_t sets_count;
     bool is_check, is_print, is_print_keys;
+    bool is_rebuild_l3, is_format_l3;
 };
 
 static const char usage[] =
@@ -38,6 +39,9 @@ static const char usage[] =
     "  --check-config     check the configuration against this machine, then leave\n"
     "  --print-config     print all keys with their values as YAML, then leave\n"
     "  --print-keys       print all keys with defaults and bounds, then leave\n"
+    "  --rebuild-l3       build the index of every L3 device anew from its data, then serve\n"
+    "  --format           take files and devices for L3 that belong to another daemon or are in\n"
+    "                     use for something else; WHAT THEY HOLD IS LOST (never a mounted one)\n"
     "  --version          print the version and how it was built, then leave\n"
     "  --help             print this\n"
     "\n"
@@ -62,7 +66,8 @@ static int parse_options(int argc, char **argv, struct options *ret_options)
     static const struct option longs[] = {
         {"config", required_argument, NULL, 'c'}, {"set", required_argument, NULL, 's'},
         {"check-config", no_argument, NULL, 'k'}, {"print-config", no_argument, NULL, 'p'},
-        {"print-keys", no_argument, NULL, 'K'},   {"version", no_argument, NULL, 'V'},
+        {"print-keys", no_argument, NULL, 'K'},   {"rebuild-l3", no_argument, NULL, 'R'},
+        {"format", no_argument, NULL, 'F'},       {"version", no_argument, NULL, 'V'},
         {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0},
     };
     struct options options = {.config_path = NULL};
@@ -88,6 +93,12 @@ static int parse_options(int argc, char **argv, struct options *ret_options)
             break;
         case 'K':
             options.is_print_keys = true;
+            break;
+        case 'R':
+            options.is_rebuild_l3 = true;
+            break;
+        case 'F':
+            options.is_format_l3 = true;
             break;
         case 'V':
             (void)printf("kvtierd %s (service manager: %s)\n", KVT_VERSION, kvt_notify_kind());
@@ -117,6 +128,8 @@ static int load_config(struct kvt_config *config, const struct options *options,
     int r = 0;
 
     kvt_config_init(config);
+    config->l3.is_rebuild_wanted = options->is_rebuild_l3;
+    config->l3.is_format_wanted = options->is_format_l3;
     if (options->config_path != NULL)
         r = kvt_config_load(config, options->config_path, report);
     for (uint32_t i = 0; i < options->sets_count; i++) {

@@ -215,7 +215,7 @@ static void undo_l1(void *ctx)
 /* What kvt_disk_open answered becomes one line with the remedy. */
 static int refuse_l3(struct kvt_daemon *daemon, int r, int pid)
 {
-    const char *path = daemon->config->l3.path;
+    const char *path = daemon->config->l3.paths;
     char size[KVT_SIZE_TEXT_BYTES], room[KVT_SIZE_TEXT_BYTES];
     struct kvt_config_facts facts;
 
@@ -234,7 +234,7 @@ static int refuse_l3(struct kvt_daemon *daemon, int r, int pid)
         return fail(daemon, KVT_EXIT_CONFIG, -EINVAL);
     case -ENOSPC:
         kvt_config_facts_read(daemon->config, &facts);
-        kvt_size_format_short(facts.disk_free_bytes, room);
+        kvt_size_format_short(facts.data[0].free_bytes + facts.data[0].own_bytes, room);
         kvt_log_error("L3: %s wants %s and its file system has room for %s: lower tiers.l3.bytes "
                       "or free space",
                       path, size, room);
@@ -261,7 +261,7 @@ static int start_l3(void *ctx)
     const struct kvt_config *config = daemon->config;
     struct kvt_tier *l2 = daemon->tiers[KVT_TIER_HOST];
     const struct kvt_disk_config disk = {
-        .path = config->l3.path,
+        .path = config->l3.paths,
         .bytes = config->l3.bytes,
         .host_memory = kvt_host_memory(l2),
         .host_memory_bytes = l2->capacity_bytes,
@@ -277,6 +277,10 @@ static int start_l3(void *ctx)
     if (config->l3.bytes == 0) {
         kvt_log_info("L3: off");
         return 0;
+    }
+    if (strchr(config->l3.paths, ',') != NULL) {
+        kvt_log_error("L3: tiers.l3.path names several devices, this build serves from one");
+        return fail(daemon, KVT_EXIT_CONFIG, -EINVAL);
     }
     r = kvt_disk_open(&daemon->tiers[KVT_TIER_DISK], &disk, &pid);
     if (r != 0)

@@ -32,6 +32,8 @@
 #define KVT_ENGINE_BLOCKS_PER_BLOCK_MAX 512u
 #define KVT_MOVES_PER_REQUEST_MAX 65536u /* (component, block) pairs in one Promote or Demote */
 
+#define KVT_ZONES_MAX 16u /* devices of a tier: failure domains */
+
 #define KVT_CONNECTIONS_MAX 256u
 #define KVT_STREAMS_PER_CONNECTION_MAX 64u
 

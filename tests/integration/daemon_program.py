@@ -179,7 +179,7 @@ class CommandLine(Base):
         for line in run("--print-keys")[1].splitlines():
             key, default, accepts = line.split("\t")
             self.assertIn(key.split(".")[-1], keys_of_example, "deploy/kvtierd.yaml")
-            shown = "" if accepts == "a path" and default == "none" else f"`{default}`"
+            shown = "" if accepts.startswith("a path") and default == "none" else f"`{default}`"
             self.assertIn(f"| `{key}` | {shown} | {accepts} | ", document)
 
 
@@ -253,6 +253,16 @@ class StartAndStop(Base):
     def test_l3_directory_that_is_missing(self):
         self.fails(1, "L3: the directory of .* does not exist", tiers__l3__bytes="64MiB",
                    tiers__l3__path=self.directory + "/none/l3")
+
+    def test_l3_devices_that_cannot_be(self):
+        for settings, message in (
+                ({"path": "l3"}, "tiers.l3.path: l3 is not an absolute path"),
+                ({"path": self.directory + "/l3," + self.directory + "/l3"}, "two files of L3"),
+                ({"path": "/dev/null"}, "is a raw device and its index needs a file system"),
+                ({"path": self.directory + "/l3", "bytes": "16MiB"}, "leaves no room for data")):
+            settings = {"tiers__l3__bytes": "64MiB"} | {
+                f"tiers__l3__{key}": value for key, value in settings.items()}
+            self.fails(2, re.escape(message), **settings)
 
     def test_l3_file_of_somebody_else_is_not_touched(self):
         path = os.path.join(self.directory, "l3")

@@ -67,7 +67,7 @@ static void test_good_files(void **state)
     assert_true(config.l2.bytes == 3 * KVT_GIB / 2);
     assert_int_equal(config.l2.pages, KVT_CONFIG_PAGES_THP);
     assert_int_equal(config.l3.write, KVT_CONFIG_WRITE_SELECTIVE);
-    assert_string_equal(config.l3.path, "/x/y");
+    assert_string_equal(config.l3.paths, "/x/y");
     assert_false(config.stop.is_drain);
     assert_int_equal(config.server.socket_mode, 0600);
     assert_true(config.server.deadline_max_ns == 250 * KVT_NS_PER_MS);
@@ -162,7 +162,7 @@ static void test_set(void **state)
     assert_int_equal(kvt_config_set(&config, "tiers.l2.bytes=64MiB", &report), 0);
     assert_true(config.l2.bytes == 64 * KVT_MIB);
     assert_int_equal(kvt_config_set(&config, "tiers.l3.path=/a=b", &report), 0);
-    assert_string_equal(config.l3.path, "/a=b");
+    assert_string_equal(config.l3.paths, "/a=b");
     assert_string_equal(problems, "");
     assert_int_equal(kvt_config_set(&config, "tiers.l2=64MiB", &report), -EINVAL);
     assert_int_equal(kvt_config_set(&config, "tiers.l2.bytes", &report), -EINVAL);
@@ -184,7 +184,8 @@ static void test_print_round_trips(void **state)
         "tiers.l3.write_budget=123456789B",
         "limits.lease_max=1500ms",
         "stop.drain=false",
-        "tiers.l3.path=",
+        "tiers.l3.path=/a/l3 , \"/b\"/l3",
+        "tiers.l3.index_dir=/c d",
     };
     struct kvt_config config, again;
     char text[8192];
@@ -227,9 +228,10 @@ static const struct {
     {{"tiers.l3.bytes=1GiB"}, "tiers.l3.path is not"},
     {{"tiers.l3.path=/x"}, "tiers.l3.bytes is 0"},
     {{"tiers.l3.path=/x", "tiers.l3.bytes=8GiB"}, NULL},
-    {{"tiers.l3.path=/x", "tiers.l3.bytes=9GiB"}, "the file system of /x has room for 8.00 GiB"},
     {{"tiers.l3.retry_min=2h"}, NULL}, /* out of bounds: set itself refuses */
     {{"tiers.l3.retry_min=2min"}, "retry_min is above"},
+    {{"tiers.l3.lost_after=999ms"}, "lost_after is below tiers.l3.retry_min"},
+    {{"tiers.l3.lost_after=1s"}, NULL},
     {{"limits.lease_default=11min"}, "limits.lease_default is above"},
     {{"limits.ticket_max=1s"}, "limits.ticket_default is above"},
     {{"server.admin_socket=/run/kvtierd/kvtierd.sock"}, "are the same path"},
@@ -247,8 +249,6 @@ static void test_relations(void **state)
         .memory_bytes = 8 * KVT_GIB,
         .memory_available_bytes = 4 * KVT_GIB,
         .memory_bound = "the test's memory",
-        .disk_free_bytes = 8 * KVT_GIB,
-        .is_disk_known = true,
     };
 
     (void)state;
@@ -279,7 +279,6 @@ static void test_facts(void **state)
     kvt_config_facts_read(&config, &facts);
     assert_true(facts.memory_available_bytes > 0);
     assert_true(facts.memory_available_bytes <= facts.memory_bytes);
-    assert_true(facts.is_disk_known && facts.disk_free_bytes > 0);
     assert_true(config.l3.bytes > 0);
 }
 
