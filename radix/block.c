@@ -115,6 +115,52 @@ int kvt_radix_path(const struct kvt_radix *radix, struct kvt_radix_block end, ui
     return 0;
 }
 
+uint64_t kvt_radix_tag(const struct kvt_radix *radix, struct kvt_radix_block block)
+{
+    uint32_t pos;
+    const struct node *node = block_node_any(radix, block, &pos);
+
+    return node == NULL || radix->tag_bytes == 0 ? 0 : node_tags(radix, node)[pos];
+}
+
+void kvt_radix_set_tag(struct kvt_radix *radix, struct kvt_radix_block block, uint64_t tag)
+{
+    uint32_t pos;
+    struct node *node = block_node_any(radix, block, &pos);
+
+    if (node != NULL && radix->tag_bytes != 0)
+        node_tags(radix, node)[pos] = tag;
+}
+
+int kvt_radix_tags(const struct kvt_radix *radix, struct kvt_radix_block end, uint64_t first_idx,
+                   uint64_t count, uint64_t *ret_tags)
+{
+    uint32_t pos;
+    const struct node *node = block_node_live(radix, end, &pos);
+    uint64_t upto_idx = first_idx + count;
+
+    if (node == NULL)
+        return KVT_RADIX_E_STALE;
+    KVT_ASSERT(upto_idx <= (uint64_t)node->first_idx + pos + 1);
+    if (radix->tag_bytes == 0) {
+        for (uint64_t i = 0; i < count; i++)
+            ret_tags[i] = 0;
+        return 0;
+    }
+    while (upto_idx > first_idx) {
+        uint64_t from_idx;
+
+        while (node->first_idx >= upto_idx)
+            node = node_at(radix, node->parent);
+        from_idx = KVT_MAX((uint64_t)node->first_idx, first_idx);
+        memcpy(ret_tags + (from_idx - first_idx),
+               node_tags(radix, node) + (from_idx - node->first_idx),
+               (upto_idx - from_idx) * sizeof(*ret_tags));
+        upto_idx = from_idx;
+    }
+    return 0;
+}
+
 static void summarise_component(const struct kvt_radix *radix, struct node *node, uint32_t c)
 {
     const uint8_t *masks = node_masks(radix, node, c);

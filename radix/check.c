@@ -17,8 +17,11 @@ static const char *check_blocks(const struct kvt_radix *radix, const struct node
         const uint32_t id = node_ids(radix, node)[pos];
         const struct block *block = pool_block_in_use(&radix->pool, id);
 
-        if (id == 0 && pos >= node->cut && (node->flags & NODE_REAP))
+        if (id == 0 && pos >= node->cut && (node->flags & NODE_REAP)) {
+            if (radix->tag_bytes != 0 && node_tags(radix, node)[pos] != 0)
+                return "a block that is gone has a tag";
             continue; /* it died while the tail waited for the reaper */
+        }
         recount->blocks++;
         if (block == NULL || block->node != ref_of(radix, node) || block->pos != pos)
             return "a block record does not name its node and position";

@@ -158,6 +158,7 @@ void kvt_radix_detach_root(struct kvt_radix *radix, struct kvt_radix_ns ns, cons
 {
     struct node *root;
 
+    KVT_DEBUG_ASSERT(!radix->is_in_hook);
     KVT_ASSERT(ns.idx < radix->namespaces_max);
     root = root_find(radix, ns.idx, root_key, root_key_bytes);
     if (root != NULL)
@@ -166,6 +167,7 @@ void kvt_radix_detach_root(struct kvt_radix *radix, struct kvt_radix_ns ns, cons
 
 void kvt_radix_detach_ns(struct kvt_radix *radix, struct kvt_radix_ns ns)
 {
+    KVT_DEBUG_ASSERT(!radix->is_in_hook);
     KVT_ASSERT(ns.idx < radix->namespaces_max);
     while (radix->namespaces[ns.idx].roots_head != 0)
         detach_root_node(radix, node_at(radix, radix->namespaces[ns.idx].roots_head));
@@ -252,6 +254,7 @@ uint32_t kvt_radix_reap(struct kvt_radix *radix, uint32_t max, struct kvt_radix_
 {
     uint32_t count = 0;
 
+    KVT_DEBUG_ASSERT(!radix->is_in_hook);
     KVT_ASSERT(radix->magic == RADIX_MAGIC);
     while (radix->reap_head != 0 && max > 0) {
         struct node *top = node_at(radix, radix->reap_head), *node = top;

@@ -320,6 +320,7 @@ uint32_t kvt_radix_victims(struct kvt_radix *radix, const struct kvt_radix_victi
     struct pick pick = {.radix = radix, .which = which, .ret = ret_victims, .max = max};
     uint32_t class1;
 
+    KVT_DEBUG_ASSERT(!radix->is_in_hook);
     KVT_ASSERT(radix->magic == RADIX_MAGIC);
     return pick_all(&pick, &class1);
 }
@@ -332,6 +333,7 @@ uint64_t kvt_radix_oldest(struct kvt_radix *radix, const struct kvt_radix_victim
     struct node *node;
     uint32_t class1, pos;
 
+    KVT_DEBUG_ASSERT(!radix->is_in_hook);
     KVT_ASSERT(radix->magic == RADIX_MAGIC);
     if (pick_all(&pick, &class1) == 0)
         return UINT64_MAX;

@@ -5,7 +5,8 @@
  *             of one size; an empty page goes back and may become any class.
  *
  *   node    at most 64 blocks in a row (at most 4,096 tokens, or one block); its data lies in one
- *           object:   tokens[cap][block_tokens] | ids[cap] | handles[C][cap] | masks[C][cap]
+ *           object:   tags[cap] | tokens[cap][block_tokens] | ids[cap] | handles[C][cap] |
+ *           masks[C][cap]; the tags only if the tree was made with them.
  *           A longer run is a chain of nodes with one child each. A root is a node of no blocks.
  *   block   16 bytes: (node, position, generation); the handle that others hold names it, so a
  *           split or merge only rewrites these.
@@ -132,7 +133,7 @@ struct ns {
     bool is_open, is_closing;
     uint32_t block_tokens, components_count;
     uint32_t run_blocks_max;
-    uint32_t block_bytes; /* data of one block: tokens, id, handles and masks */
+    uint32_t block_bytes; /* data of one block: tag, tokens, id, handles and masks */
     uint8_t kinds[KVT_COMPONENTS_MAX];
     uint32_t windows[KVT_COMPONENTS_MAX];
     uint8_t full_mask; /* bit c: component c is full */
@@ -147,6 +148,10 @@ struct kvt_radix {
     uint32_t magic;
     uint8_t mask_evictable;
     bool is_merge_skipped; /* once: memory was too short to merge, so the check cannot ask for it */
+    bool is_in_hook;       /* the owner of a tag is being told: the tree is half changed */
+    uint32_t tag_bytes;    /* of a block's data: 8 or 0 */
+    void (*gone)(void *ctx, const struct kvt_radix_gone *gone);
+    void *gone_ctx;
     struct pool pool;
     uint32_t *buckets;
     uint64_t buckets_mask;
@@ -195,9 +200,17 @@ static inline struct ns *ns_of(const struct kvt_radix *radix, const struct node 
 
 /* ---- data of a node -------------------------------------------------------------------------- */
 
-static inline uint32_t *node_tokens(const struct kvt_radix *radix, const struct node *node)
+/* Only if radix->tag_bytes is not 0. */
+static inline uint64_t *node_tags(const struct kvt_radix *radix, const struct node *node)
 {
     return ref_ptr(radix, node->data);
+}
+
+static inline uint32_t *node_tokens(const struct kvt_radix *radix, const struct node *node)
+{
+    uint8_t *data = ref_ptr(radix, node->data);
+
+    return (uint32_t *)(void *)(data + (size_t)node->cap * radix->tag_bytes);
 }
 
 static inline uint32_t *node_ids(const struct kvt_radix *radix, const struct node *node)

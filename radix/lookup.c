@@ -10,6 +10,7 @@ struct node *block_node_any(const struct kvt_radix *radix, struct kvt_radix_bloc
 {
     const struct block *record;
 
+    KVT_DEBUG_ASSERT(!radix->is_in_hook);
     if (block.generation == 0)
         return NULL;
     record = pool_block_in_use(&radix->pool, block.idx);
@@ -139,6 +140,7 @@ int radix_walk(const struct kvt_radix *radix, const struct kvt_radix_prefix *pre
     uint64_t left;
     int r;
 
+    KVT_DEBUG_ASSERT(!radix->is_in_hook);
     if (prefix->ns.idx >= radix->namespaces_max || !radix->namespaces[prefix->ns.idx].is_open) {
         *ret_walk = walk;
         return prefix->after.generation == 0 ? 0 : KVT_RADIX_E_STALE;

@@ -76,6 +76,9 @@ static void blocks_move(const struct kvt_radix *radix, struct node *to, uint32_t
     const size_t bt = ns->block_tokens;
 
     KVT_ASSERT(to_pos + count <= to->cap);
+    if (radix->tag_bytes != 0)
+        memmove(node_tags(radix, to) + to_pos, node_tags(radix, from) + from_pos,
+                count * sizeof(uint64_t));
     memmove(node_tokens(radix, to) + to_pos * bt, node_tokens(radix, from) + from_pos * bt,
             count * bt * sizeof(uint32_t));
     memmove(node_ids(radix, to) + to_pos, node_ids(radix, from) + from_pos,
@@ -198,6 +201,8 @@ bool node_append(struct kvt_radix *radix, struct node *node, uint32_t blocks,
         block->leases = 0;
         ids[first + i] = ref_of(radix, block);
     }
+    if (radix->tag_bytes != 0)
+        memset(node_tags(radix, node) + first, 0, blocks * sizeof(uint64_t));
     memcpy(node_tokens(radix, node) + (size_t)first * ns->block_tokens, tokens,
            (size_t)blocks * ns->block_tokens * sizeof(uint32_t));
     for (uint32_t c = 0; c < ns->components_count; c++) {
@@ -218,6 +223,23 @@ bool node_append(struct kvt_radix *radix, struct node *node, uint32_t blocks,
     return true;
 }
 
+/* Block @pos leaves: whoever gave it a tag is told. */
+static void tag_retire(struct kvt_radix *radix, struct node *node, uint32_t pos)
+{
+    uint64_t *tag = &node_tags(radix, node)[pos];
+    const struct kvt_radix_gone gone = {
+        .ns = {.idx = node->ns_idx}, .block_idx = (uint64_t)node->first_idx + pos, .tag = *tag};
+
+    if (gone.tag == 0)
+        return;
+    *tag = 0;
+    if (radix->gone == NULL)
+        return;
+    radix->is_in_hook = true;
+    radix->gone(radix->gone_ctx, &gone);
+    radix->is_in_hook = false;
+}
+
 /* Gives the record of block @pos back; its handle is stale from now on. */
 static void block_retire(struct kvt_radix *radix, struct node *node, uint32_t pos)
 {
@@ -228,6 +250,8 @@ static void block_retire(struct kvt_radix *radix, struct node *node, uint32_t po
         return;
     for (uint32_t c = 0; c < ns->components_count; c++)
         KVT_ASSERT(node_masks(radix, node, c)[pos] == 0);
+    if (radix->tag_bytes != 0)
+        tag_retire(radix, node, pos);
     pool_give(&radix->pool, block_at(radix, *id));
     *id = 0;
     ns->blocks--;
@@ -238,7 +262,7 @@ static void block_retire(struct kvt_radix *radix, struct node *node, uint32_t po
 void node_truncate(struct kvt_radix *radix, struct node *node, uint32_t from)
 {
     KVT_ASSERT(from <= node->count);
-    for (uint32_t pos = from; pos < node->count; pos++)
+    for (uint32_t pos = node->count; pos-- > from;)
         block_retire(radix, node, pos);
     node->count = (uint8_t)from;
     node->cut = KVT_MIN(node->cut, node->count);
@@ -248,7 +272,7 @@ void node_truncate(struct kvt_radix *radix, struct node *node, uint32_t from)
  * that tail. */
 static void node_lower_cut(struct kvt_radix *radix, struct node *node, uint32_t from)
 {
-    for (uint32_t pos = from; pos < node->cut; pos++)
+    for (uint32_t pos = node->cut; pos-- > from;)
         block_retire(radix, node, pos);
     node->cut = (uint8_t)from;
 }

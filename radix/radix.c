@@ -21,6 +21,9 @@ int kvt_radix_new(struct kvt_radix **ret_radix, const struct kvt_radix_config *c
     radix->mask_evictable = config->mask_evictable == 0
                                 ? RADIX_BITS_EVICTABLE
                                 : config->mask_evictable & RADIX_BITS_EVICTABLE;
+    radix->tag_bytes = config->has_tags ? sizeof(uint64_t) : 0;
+    radix->gone = config->gone;
+    radix->gone_ctx = config->gone_ctx;
     radix->seed = config->seed;
     radix->buckets_mask = buckets - 1;
     radix->namespaces_max = config->namespaces_max;
@@ -89,7 +92,8 @@ int kvt_radix_ns_open(struct kvt_radix *radix, const struct kvt_radix_spec *spec
                           .components_count = spec->components_count};
         ns->run_blocks_max =
             KVT_MIN(RADIX_RUN_BLOCKS_MAX, KVT_MAX(RADIX_RUN_TOKENS_MAX / spec->block_tokens, 1u));
-        ns->block_bytes = 4 * spec->block_tokens + 4 + 5 * spec->components_count;
+        ns->block_bytes =
+            radix->tag_bytes + 4 * spec->block_tokens + 4 + 5 * spec->components_count;
         for (uint32_t c = 0; c < spec->components_count; c++) {
             ns->kinds[c] = (uint8_t)spec->components[c].kind;
             if (spec->components[c].kind == KVT_COMPONENT_SLIDING_WINDOW)

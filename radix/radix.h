@@ -7,8 +7,9 @@
  * opaque 32-bit handle that the engine gave. It does not know what a tier or a handle is: bit t of
  * a mask is "somewhere called t". By convention of the engine, bits 0..2 are L1..L3 and
  * KVT_RADIX_BIT_HOLD marks a block that is being filled: invisible to lookups (they name the bits
- * that they accept), but alive. Equality is by comparing tokens and extra keys, never by hash
- * alone.
+ * that they accept), but alive. A block can have a tag besides, 64 bits that stay with it for its
+ * life, and the tree says when a block with one leaves. Equality is by comparing tokens and extra
+ * keys, never by hash alone.
  *
  * Invariants (kvt_radix_check walks them): counters equal recounts; a block whose mask is zero for
  * every component, with no lease and nothing alive below, is dead and is not kept past the call
@@ -44,6 +45,8 @@ enum {
     KVT_RADIX_E_STALE = 2,   /* a handle of a dead block, a dropped root or an older epoch */
 };
 
+struct kvt_radix_gone;
+
 struct kvt_radix_config {
     size_t memory_bytes; /* records and tokens together; all of it, never more */
     uint64_t seed;       /* of the hash that finds a child; random in production, fixed in tests */
@@ -53,6 +56,10 @@ struct kvt_radix_config {
      * for the recency records of each (32 bytes a bit and component): name those that are used. */
     uint8_t mask_evictable;
     bool is_populated; /* touch all of the memory at start: no page is cleared while serving */
+    bool has_tags;     /* every block has a tag: 8 bytes more of each block's data */
+    /* Told of each block with a tag that leaves the tree (see kvt_radix_tag); may be NULL. */
+    void (*gone)(void *ctx, const struct kvt_radix_gone *gone);
+    void *gone_ctx;
 };
 
 struct kvt_radix_spec {
@@ -66,6 +73,13 @@ struct kvt_radix_spec {
 
 struct kvt_radix_ns {
     uint32_t idx; /* index of the namespace; reused only after kvt_radix_ns_close */
+};
+
+/* A block with a non-zero tag that left the tree. */
+struct kvt_radix_gone {
+    struct kvt_radix_ns ns;
+    uint64_t block_idx; /* blocks before it on its path */
+    uint64_t tag;
 };
 
 struct kvt_radix_root {
@@ -200,6 +214,21 @@ KVT_MUST_USE int kvt_radix_put(struct kvt_radix *radix, struct kvt_radix_block b
  * block can be cleared too. E_STALE, or 0. */
 KVT_MUST_USE int kvt_radix_drop(struct kvt_radix *radix, struct kvt_radix_block block,
                                 uint32_t component, uint8_t bits, uint8_t *ret_mask);
+/* The tag of a block: 64 bits that mean nothing to the tree, 0 at birth. With config.has_tags it
+ * stays with its block through splits and merges, and through detaching until the block is reaped;
+ * without, every tag is 0 and setting one does nothing.
+ *
+ * config.gone is called exactly once for each block with a non-zero tag that leaves, however it
+ * does: dead by kvt_radix_drop, _release, _settle or _detach_*, or reaped. What goes in one call
+ * goes children before parents. kvt_radix_free is not a death. A tag that is set anew or to 0 is
+ * forgotten without a word. The hook runs in the middle of a change: it may not call the tree. */
+uint64_t kvt_radix_tag(const struct kvt_radix *radix, struct kvt_radix_block block); /* 0: stale */
+/* Of a live or detached block; stale: nothing happens. */
+void kvt_radix_set_tag(struct kvt_radix *radix, struct kvt_radix_block block, uint64_t tag);
+/* Tags of blocks [@first_idx, @first_idx + @count) of the path that ends at @end; the range must
+ * lie within the path. E_STALE, or 0. O(nodes + count). */
+KVT_MUST_USE int kvt_radix_tags(const struct kvt_radix *radix, struct kvt_radix_block end,
+                                uint64_t first_idx, uint64_t count, uint64_t *ret_tags);
 /* Makes the path to @block recently used: what an engine does when bytes were really read. */
 void kvt_radix_touch(struct kvt_radix *radix, struct kvt_radix_block block);
 
@@ -252,7 +281,7 @@ uint64_t kvt_radix_oldest(struct kvt_radix *radix, const struct kvt_radix_victim
 /* ---- removal in O(1), worked off in slices --------------------------------------------------- */
 
 /* From now on nothing below is found by lookups, cursors or victims; handles of its blocks are
- * live for _get, _drop, _release only, until reaped. */
+ * live for _get, _drop, _release, _tag, _set_tag only, until reaped. */
 void kvt_radix_detach_ns(struct kvt_radix *radix, struct kvt_radix_ns ns); /* Reset: all roots */
 /* The block and everything below it; blocks above stay. 0, or E_STALE. */
 KVT_MUST_USE int kvt_radix_detach_block(struct kvt_radix *radix, struct kvt_radix_block block);

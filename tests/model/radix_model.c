@@ -12,7 +12,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "tests/model/radix_oracle.h"
+#include "tests/model/radix_ledger.h"
 
 #define NONE UINT32_MAX
 #define STALE_COUNT 64u
@@ -24,7 +24,7 @@ struct world {
     struct kvt_radix_ns ns[ORACLE_NS_MAX];
     uint32_t depth_max, symbols, template_percent;
     uint32_t bits; /* places in use: 0 .. bits - 1 */
-    bool is_tight, has_extra, can_defer, can_detach;
+    bool is_tight, has_extra, can_defer, can_detach, has_tags;
     uint32_t template[ORACLE_PATH_MAX];
     uint32_t next_handle;
     struct kvt_radix_block stale[STALE_COUNT];
@@ -37,8 +37,9 @@ struct world {
 };
 
 static struct oracle oracle;
+static struct ledger ledger;
 static struct world world;
-static uint64_t ops_done[16];
+static uint64_t ops_done[16], tags_gone;
 
 #define EXPECT(condition)                                                                          \
     do {                                                                                           \
@@ -183,6 +184,39 @@ static void put_random(uint32_t idx)
     }
 }
 
+/* Another tag or none, for a block that may be detached or reaped already. */
+static void tag_random(uint32_t idx)
+{
+    const struct kvt_radix_block block = oracle.blocks[idx].block;
+    struct kvt_radix_cell cell;
+    uint64_t tag = 0;
+
+    if (!world.has_tags || kvt_radix_get(world.radix, block, 0, &cell) == KVT_RADIX_E_STALE) {
+        kvt_radix_set_tag(world.radix, block, 1);
+        EXPECT(kvt_radix_tag(world.radix, block) == 0);
+        return;
+    }
+    if (one_in(4))
+        ledger_take(&ledger, idx);
+    else
+        tag = ledger_give(&ledger, idx, world.ns[oracle.blocks[idx].ns]);
+    kvt_radix_set_tag(world.radix, block, tag);
+    EXPECT(kvt_radix_tag(world.radix, block) == tag);
+}
+
+/* Part of the tags of the path in world.path, in one call. */
+static void path_tags(struct kvt_radix_block end, uint32_t depth)
+{
+    static uint64_t tags[2 * ORACLE_PATH_MAX];
+    uint32_t first = rnd(depth + 1), count = rnd(depth - first + 1);
+
+    tags[count] = 0xee;
+    EXPECT(kvt_radix_tags(world.radix, end, first, count, tags) == 0);
+    for (uint32_t i = 0; i < count; i++)
+        EXPECT(tags[i] == oracle.blocks[world.path[first + i]].tag);
+    EXPECT(tags[count] == 0xee);
+}
+
 static void op_insert(void)
 {
     uint32_t ns, root, after, depth, matched;
@@ -213,6 +247,7 @@ static void op_insert(void)
     if (depth == 0)
         return;
     EXPECT(kvt_radix_path(world.radix, end, 0, 0, depth, cells) == 0);
+    path_tags(end, depth);
     for (uint32_t i = 0; i < depth; i++) {
         struct oracle_block *block = &oracle.blocks[world.path[i]];
 
@@ -223,7 +258,10 @@ static void op_insert(void)
         if (i >= depth - fresh || one_in(4))
             if (!one_in(8))
                 put_random(world.path[i]);
+        if (i >= depth - fresh ? !one_in(8) : one_in(16))
+            tag_random(world.path[i]);
     }
+    path_tags(end, depth);
     kvt_radix_settle(world.radix, end);
     oracle_bury(&oracle, world.path[depth - 1]);
 }
@@ -446,7 +484,9 @@ static void op_detach(void)
     if (!one_in(6)) {
         if (idx == NONE)
             return;
+        ledger.detaching = idx;
         EXPECT(kvt_radix_detach_block(world.radix, oracle.blocks[idx].block) == 0);
+        ledger.detaching = NONE;
         oracle_detach(&oracle, idx);
         return;
     }
@@ -507,6 +547,8 @@ static void op_look(void)
 
     if (idx == NONE)
         return;
+    if (one_in(2))
+        tag_random(idx);
     EXPECT(kvt_radix_is_live(world.radix, block->block) == !block->is_detached);
     if (block->is_detached) {
         EXPECT(kvt_radix_put(world.radix, block->block, 0, 1, 1) == KVT_RADIX_E_STALE);
@@ -544,6 +586,7 @@ static void op_stale(void)
         return;
     EXPECT(!kvt_radix_is_live(world.radix, block));
     EXPECT(kvt_radix_get(world.radix, block, 0, &cell) == KVT_RADIX_E_STALE);
+    EXPECT(kvt_radix_tag(world.radix, block) == 0);
     EXPECT(kvt_radix_drop(world.radix, block, 0, 0xff, NULL) == KVT_RADIX_E_STALE);
     EXPECT(kvt_radix_release(world.radix, block) == KVT_RADIX_E_STALE);
     lookup.prefix.after = block;
@@ -576,7 +619,8 @@ static void specs_random(void)
 static void world_open(uint64_t seed, uint64_t number)
 {
     uint32_t *tokens = world.tokens;
-    struct kvt_radix_config config = {.namespaces_max = ORACLE_NS_MAX, .roots_max = 8};
+    struct kvt_radix_config config = {
+        .namespaces_max = ORACLE_NS_MAX, .roots_max = 8, .gone = ledger_hear, .gone_ctx = &ledger};
 
     world = (struct world){.seed = seed, .number = number, .tokens = tokens, .next_handle = 1};
     world.rng = (seed * 0x9e3779b97f4a7c15ull ^ (number + 1) * 0xd6e8feb86659fd93ull) | 1;
@@ -586,6 +630,7 @@ static void world_open(uint64_t seed, uint64_t number)
     world.has_extra = one_in(4);
     world.can_defer = one_in(3);
     world.can_detach = one_in(2);
+    world.has_tags = one_in(2);
     world.symbols = 1 + rnd(4);
     world.bits = 1 + rnd(4);
     world.template_percent = rnd(101);
@@ -593,9 +638,11 @@ static void world_open(uint64_t seed, uint64_t number)
     for (uint32_t i = 0; i < ORACLE_PATH_MAX; i++)
         world.template[i] = rnd(world.symbols);
     oracle_init(&oracle);
+    ledger_init(&ledger, &oracle);
     specs_random();
     config.memory_bytes = world.is_tight ? 1 << 20 : 4 << 20;
     config.seed = world.rng;
+    config.has_tags = world.has_tags;
     if (one_in(2))
         config.mask_evictable = (uint8_t)((1u << world.bits) - 1);
     EXPECT(kvt_radix_new(&world.radix, &config) == 0);
@@ -618,6 +665,10 @@ static void world_check(void)
     EXPECT(detached <= oracle.detached);
     EXPECT(stats.memory_used_bytes <= stats.memory_taken_bytes);
     EXPECT(stats.memory_taken_bytes <= stats.memory_bytes);
+    for (uint32_t i = 0; i < oracle.top; i++) {
+        if (oracle.blocks[i].is_used)
+            EXPECT(kvt_radix_tag(world.radix, oracle.blocks[i].block) == ledger_tag(&ledger, i));
+    }
 }
 
 /* Everything goes: at the end nothing may be left, and no memory either. */
@@ -625,6 +676,7 @@ static void world_close(void)
 {
     struct kvt_radix_victim cells[VICTIMS_MAX];
     struct kvt_radix_stats stats;
+    const char *why;
 
     world_check();
     for (uint32_t n = 0; n < oracle.ns_count; n++)
@@ -634,12 +686,17 @@ static void world_close(void)
     kvt_radix_stats(world.radix, &stats);
     EXPECT(stats.blocks == 0 && stats.nodes == 0 && stats.roots == 0 && stats.leases == 0);
     EXPECT(stats.memory_used_bytes == stats.memory_taken_bytes && stats.tokens_bytes == 0);
+    why = ledger_close(&ledger);
+    if (why != NULL)
+        fail(why, __LINE__);
+    tags_gone += ledger.gone_total;
     world.radix = kvt_radix_free(world.radix);
 }
 
 static void world_step(void)
 {
     uint32_t dice = rnd(100);
+    const char *why;
     uint32_t op = dice < 30   ? 0
                   : dice < 62 ? 1
                   : dice < 74 ? 2
@@ -656,6 +713,9 @@ static void world_step(void)
     if (op == 6 && !world.can_detach)
         op = 3;
     ops[op]();
+    why = ledger_compare(&ledger);
+    if (why != NULL)
+        fail(why, __LINE__);
     ops_done[op]++;
     world.step++;
 }
@@ -695,7 +755,8 @@ int main(int argc, char **argv)
         if (seconds > 0 && (uint64_t)(time(NULL) - start) >= seconds)
             break;
     }
-    printf("%" PRIu64 " operations, %" PRIu64 " answered with no room\n", done, no_room);
+    printf("%" PRIu64 " operations, %" PRIu64 " answered with no room, %" PRIu64 " tags left\n",
+           done, no_room, tags_gone);
     for (uint32_t i = 0; i < 10; i++)
         printf("%" PRIu64 "%s", ops_done[i], i < 9 ? " " : "\n");
     free(world.tokens);

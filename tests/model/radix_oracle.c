@@ -11,6 +11,7 @@ void oracle_init(struct oracle *oracle)
     oracle->live = oracle->detached = oracle->top = 0;
     oracle->free_head = NONE;
     oracle->leases = 0;
+    oracle->forgotten_count = 0;
     memset(oracle->roots, 0xff, sizeof(oracle->roots));
 }
 
@@ -90,6 +91,8 @@ static void unlink_block(struct oracle *oracle, uint32_t idx)
 void oracle_forget(struct oracle *oracle, uint32_t idx)
 {
     oracle->leases -= oracle->blocks[idx].leases;
+    if (oracle->blocks[idx].tag != 0)
+        oracle->forgotten[oracle->forgotten_count++] = oracle->blocks[idx].tag;
     oracle->blocks[idx].is_used = false;
     oracle->blocks[idx].next = oracle->free_head;
     oracle->free_head = idx;

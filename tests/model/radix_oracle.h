@@ -18,6 +18,7 @@ struct oracle_block {
     uint32_t depth; /* blocks before it */
     uint8_t mask[KVT_COMPONENTS_MAX];
     uint32_t handle[KVT_COMPONENTS_MAX];
+    uint64_t tag;
     uint32_t leases;
     uint32_t children;
     uint32_t first_child, next, prev;
@@ -31,6 +32,9 @@ struct oracle {
     uint32_t live, detached, top;                    /* counts; records used so far */
     uint32_t free_head;
     uint64_t leases;
+    /* Tags of blocks that went, for whoever empties the list after each operation. */
+    uint32_t forgotten_count;
+    uint64_t forgotten[ORACLE_BLOCKS_MAX];
     struct oracle_block blocks[ORACLE_BLOCKS_MAX];
 };
 
