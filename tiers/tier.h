@@ -18,6 +18,7 @@
 
 #include "daemon/base/def.h"
 #include "daemon/base/doorbell.h"
+#include "daemon/base/limits.h"
 #include "tiers/client.h"
 #include "tiers/slot.h"
 
@@ -32,7 +33,7 @@ enum kvt_place_kind {
     KVT_PLACE_NONE = 0,
     KVT_PLACE_DEVICE, /* offset into the L1 arena; payload alone */
     KVT_PLACE_HOST,   /* offset into the L2 memory; a whole slot */
-    KVT_PLACE_DISK,   /* offset into the data area of the L3 device; a whole slot */
+    KVT_PLACE_DISK,   /* global offset in L3: zone's base + offset in its data; a whole slot */
     KVT_PLACE_CLIENT, /* pieces of an engine's memory; payload alone */
 };
 
@@ -53,8 +54,14 @@ enum kvt_xfer_status {
 };
 
 #define KVT_XFER_VERIFY (1u << 0)     /* check the slot before its payload leaves L2 */
-#define KVT_XFER_FLUSH (1u << 1)      /* disk only: no places; done when all before it is durable */
+#define KVT_XFER_FLUSH (1u << 1)      /* disk only: done when all before it is durable; see below */
 #define KVT_XFER_BACKGROUND (1u << 2) /* foreground transfers go first */
+
+/* A flush has no source. Its dst is NONE: the whole tier, or a DISK place: the zone of that offset
+ * alone. It is done when every write that was taken before it and came back done is durable. When
+ * it comes back with -errno, what was written in that zone since its last good flush is not durable
+ * and no later flush makes it so (the system reports a lost write once): write it again or drop it.
+ * LATE and OUT_OF_SERVICE say nothing about those writes: a later flush may be done. */
 
 struct kvt_xfer {
     struct kvt_place src, dst;
@@ -101,10 +108,20 @@ struct kvt_tier_ops {
     void (*close)(struct kvt_tier *tier);
 };
 
+/* A failure domain: [base_bytes, base_bytes + bytes) of the tier's offsets. A device that could not
+ * be opened is a zone of 0 bytes that is out of service. */
+struct kvt_tier_zone {
+    uint64_t base_bytes, bytes;
+    struct kvt_tier_counters *counters; /* of the device: health and all */
+    char name[64];                      /* path, its end if it is longer */
+};
+
 struct kvt_tier { /* first member of each tier's own struct */
     const struct kvt_tier_ops *ops;
     uint64_t capacity_bytes; /* what the slab allocator may hand out */
     uint32_t inflight_max;   /* transfers that it takes before E_FULL */
+    uint32_t zones_count;    /* 0: one zone, all of it, with the tier's counters */
+    struct kvt_tier_zone zones[KVT_ZONES_MAX]; /* fixed after open */
     struct kvt_tier_counters counters;
     char detail[192]; /* for people: "memfd, 2 MiB hugetlb pages, locked"; fixed after open */
 };
