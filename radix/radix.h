@@ -43,6 +43,7 @@ enum kvt_component_kind {
 enum {
     KVT_RADIX_E_NO_ROOM = 1, /* memory, namespaces or roots used up: evict, or answer "no room" */
     KVT_RADIX_E_STALE = 2,   /* a handle of a dead block, a dropped root or an older epoch */
+    KVT_RADIX_E_EXISTS = 3,  /* that name is taken */
 };
 
 struct kvt_radix_gone;
@@ -172,6 +173,13 @@ KVT_MUST_USE int kvt_radix_insert(struct kvt_radix *radix, const struct kvt_radi
 /* Removes what is dead on the path that ends at @end (as a lease-free, copy-free tail is), and
  * merges. @end may be stale afterwards. */
 void kvt_radix_settle(struct kvt_radix *radix, struct kvt_radix_block end);
+
+/* Gives a live root another key; blocks, handles, leases and recency below it are what they were.
+ * E_STALE: there is no live root with the old key. E_EXISTS: there is one with the new key, be it
+ * this one. E_NO_ROOM. Whatever is not 0 changed nothing. */
+KVT_MUST_USE int kvt_radix_root_rename(struct kvt_radix *radix, struct kvt_radix_ns ns,
+                                       const void *old_key, uint32_t old_key_bytes,
+                                       const void *new_key, uint32_t new_key_bytes);
 
 /* ---- blocks --------------------------------------------------------------------------------- */
 

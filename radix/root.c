@@ -92,3 +92,37 @@ void root_free(struct kvt_radix *radix, struct node *root)
     root->flags = 0; /* not in use: see dump_start */
     pool_give(&radix->pool, root);
 }
+
+int kvt_radix_root_rename(struct kvt_radix *radix, struct kvt_radix_ns ns, const void *old_key,
+                          uint32_t old_key_bytes, const void *new_key, uint32_t new_key_bytes)
+{
+    struct pool *pool = &radix->pool;
+    struct node *root;
+    uint32_t cls;
+    void *data, *old_data;
+
+    KVT_DEBUG_ASSERT(!radix->is_in_hook);
+    KVT_ASSERT(ns.idx < radix->namespaces_max && new_key_bytes <= RADIX_ROOT_KEY_BYTES_MAX);
+    root = root_find(radix, ns.idx, old_key, old_key_bytes);
+    if (root == NULL)
+        return KVT_RADIX_E_STALE;
+    if (root_find(radix, ns.idx, new_key, new_key_bytes) != NULL)
+        return KVT_RADIX_E_EXISTS;
+    cls = pool_class_of(pool, new_key_bytes);
+    data = old_data = ref_ptr(radix, root->data);
+    if (cls != pool_class_of(pool, root->key_bytes))
+        data = pool_take(pool, cls);
+    if (data == NULL)
+        return KVT_RADIX_E_NO_ROOM;
+    if (new_key_bytes > 0)
+        memmove(data, new_key,
+                new_key_bytes); /* it may be a part of the old key, as it lies here */
+    if (data != old_data)
+        pool_give(pool, old_data);
+    root->data = ref_of(radix, data);
+    root->key_bytes = new_key_bytes;
+    bucket_remove(radix, root); /* finds it by the old hash */
+    root->hash = root_hash(radix, ns.idx, data, new_key_bytes);
+    bucket_insert(radix, root);
+    return 0;
+}

@@ -353,10 +353,38 @@ static void op_detach(void)
         }
         return;
     }
-    root_key(root, &key);
+    root_key(ns, root, &key);
     kvt_radix_detach_root(world.radix, world.ns[ns], key.root_key, key.root_key_bytes);
     while (oracle.roots[ns][root] != NONE)
         oracle_detach(&oracle, oracle.roots[ns][root]);
+}
+
+/* A root gets another key: nothing below may notice. */
+static void op_rename(void)
+{
+    uint32_t ns = rnd(oracle.ns_count), root = rnd(ORACLE_ROOTS_MAX), key = rnd(KEYS);
+    uint32_t *keys = world.keys_of[ns], holder = NONE;
+    struct kvt_radix_prefix from = {0}, to = {0};
+    int r;
+
+    for (uint32_t i = 0; i < ORACLE_ROOTS_MAX; i++)
+        holder = keys[i] == key ? i : holder;
+    root_key(ns, root, &from);
+    key_bytes(key, &to);
+    r = kvt_radix_root_rename(world.radix, world.ns[ns], from.root_key, from.root_key_bytes,
+                              to.root_key, to.root_key_bytes);
+    if (oracle.roots[ns][root] == NONE) {
+        EXPECT(r == KVT_RADIX_E_STALE);
+    } else if (holder != NONE && oracle.roots[ns][holder] != NONE) {
+        EXPECT(r == KVT_RADIX_E_EXISTS);
+    } else if (r == KVT_RADIX_E_NO_ROOM) {
+        world.no_room++;
+    } else {
+        EXPECT(r == 0);
+        if (holder != NONE) /* one without blocks, so without a record in the tree */
+            keys[holder] = keys[root];
+        keys[root] = key;
+    }
 }
 
 static void op_reap(void)
@@ -397,8 +425,11 @@ static void op_look(void)
     uint32_t idx = block_random(true);
     const struct oracle_block *block = &oracle.blocks[idx == NONE ? 0 : idx];
     struct kvt_radix_block parent;
+    struct kvt_radix_prefix key = {0};
     const uint8_t *extra;
     const uint32_t *tokens;
+    const void *root;
+    uint32_t root_bytes;
 
     if (idx == NONE)
         return;
@@ -417,6 +448,10 @@ static void op_look(void)
     EXPECT(block->parent == NONE
                ? parent.generation == 0
                : memcmp(&parent, &oracle.blocks[block->parent].block, sizeof(parent)) == 0);
+    root_key(block->ns, block->root, &key);
+    root = kvt_radix_root_key(world.radix, block->block, &root_bytes);
+    EXPECT(root_bytes == key.root_key_bytes);
+    EXPECT(root_bytes == 0 || memcmp(root, key.root_key, root_bytes) == 0);
     tokens = kvt_radix_tokens(world.radix, block->block, &extra);
     EXPECT(tokens[block->symbol * 5 % oracle.specs[block->ns].block_tokens] ==
            1000 + block->symbol);
@@ -461,9 +496,11 @@ static void world_step(void)
                   : dice < 90 ? 6
                   : dice < 93 ? 7
                   : dice < 97 ? 8
-                              : 9;
-    static void (*const ops[])(void) = {op_insert,  op_lookup, op_drop, op_victims, op_lease,
-                                        op_release, op_detach, op_reap, op_look,    op_stale};
+                  : dice < 99 ? 9
+                              : 10;
+    static void (*const ops[])(void) = {op_insert, op_lookup,  op_drop,   op_victims,
+                                        op_lease,  op_release, op_detach, op_reap,
+                                        op_look,   op_stale,   op_rename};
 
     if (op == 6 && !world.can_detach)
         op = 3;
@@ -512,8 +549,8 @@ int main(int argc, char **argv)
     }
     printf("%" PRIu64 " operations, %" PRIu64 " answered with no room, %" PRIu64 " tags left\n",
            done, no_room, tags_gone);
-    for (uint32_t i = 0; i < 10; i++)
-        printf("%" PRIu64 "%s", ops_done[i], i < 9 ? " " : "\n");
+    for (uint32_t i = 0; i < 11; i++)
+        printf("%" PRIu64 "%s", ops_done[i], i < 10 ? " " : "\n");
     free(world.tokens);
     return 0;
 }

@@ -17,12 +17,18 @@ __attribute__((noreturn)) void world_fail(const char *what, int line)
 
 /* ---- prompts --------------------------------------------------------------------------------- */
 
-void root_key(uint32_t root, struct kvt_radix_prefix *prefix)
+/* Key number @key: the lengths lie in several classes of memory. */
+void key_bytes(uint32_t key, struct kvt_radix_prefix *prefix)
 {
-    static const char keys[] = "salt-one";
+    static const char keys[] = "salt-one, salt-two, salt-three and salt-four";
 
-    prefix->root_key = root == 0 ? NULL : keys;
-    prefix->root_key_bytes = root == 0 ? 0 : root * 3;
+    prefix->root_key = key == 0 ? NULL : keys;
+    prefix->root_key_bytes = key * 7;
+}
+
+void root_key(uint32_t ns, uint32_t root, struct kvt_radix_prefix *prefix)
+{
+    key_bytes(world.keys_of[ns][root], prefix);
 }
 
 /* Blocks differ in one token somewhere inside. */
@@ -91,7 +97,7 @@ struct kvt_radix_prefix prefix_random(uint32_t *ret_ns, uint32_t *ret_root, uint
     for (uint32_t i = 0; i < world.count; i++)
         has_key |= world.extra[i] != 0;
     prefix.ns = world.ns[ns];
-    root_key(root, &prefix);
+    root_key(ns, root, &prefix);
     prefix.tokens = world.tokens;
     prefix.tokens_count = (uint64_t)world.count * oracle.specs[ns].block_tokens;
     if (has_key || one_in(8))
@@ -147,6 +153,8 @@ void world_open(uint64_t seed, uint64_t number)
     world.depth_max = world.is_tight ? 12 : one_in(12) ? 160 : 3 + rnd(12);
     for (uint32_t i = 0; i < ORACLE_PATH_MAX; i++)
         world.template[i] = rnd(world.symbols);
+    for (uint32_t i = 0; i < ORACLE_NS_MAX * ORACLE_ROOTS_MAX; i++)
+        world.keys_of[i / ORACLE_ROOTS_MAX][i % ORACLE_ROOTS_MAX] = i % ORACLE_ROOTS_MAX;
     oracle_init(&oracle);
     ledger_init(&ledger, &oracle);
     specs_random();

@@ -12,6 +12,7 @@
 #define NONE UINT32_MAX
 #define STALE_COUNT 64u
 #define VICTIMS_MAX 16u
+#define KEYS 6u
 
 struct world {
     uint64_t seed, number, step, rng;
@@ -23,6 +24,7 @@ struct world {
     uint32_t template[ORACLE_PATH_MAX];
     uint32_t next_handle;
     struct kvt_radix_block stale[STALE_COUNT];
+    uint32_t keys_of[ORACLE_NS_MAX][ORACLE_ROOTS_MAX]; /* each root of the oracle has one of KEYS */
     uint64_t no_room;
     /* A prompt: symbols, and what they become. */
     uint32_t count, symbol[ORACLE_PATH_MAX], extra[ORACLE_PATH_MAX];
@@ -59,7 +61,9 @@ static inline bool one_in(uint32_t n)
 }
 
 /* The key that root @root of the oracle has now. */
-void root_key(uint32_t root, struct kvt_radix_prefix *prefix);
+void root_key(uint32_t ns, uint32_t root, struct kvt_radix_prefix *prefix);
+/* Key number @key of KEYS. */
+void key_bytes(uint32_t key, struct kvt_radix_prefix *prefix);
 /* A block of the oracle; NONE: none was met. */
 uint32_t block_random(bool with_detached);
 /* A prompt at a root or behind a block, in world.symbol and world.extra. */

@@ -246,6 +246,83 @@ static void test_victims_behind_many_leases(void **state)
     (void)kvt_radix_free(radix);
 }
 
+/* A root gets another key: what is below stays, old and new key answer, and refusals change
+ * nothing. */
+static void test_root_rename(void **state)
+{
+    static const char key[] = "a key that is longer than the smallest piece of memory by far";
+    struct kvt_radix *radix = NULL;
+    struct kvt_radix_ns ns;
+    struct kvt_radix_block end;
+    struct kvt_radix_match match;
+    struct kvt_radix_lookup lookup = {.limit_tokens = UINT64_MAX, .mask_allowed = 1};
+    uint32_t tokens[BLOCKS] = {0, 1, 2, 3, 4, 5, 6, 7}, bytes;
+    const void *root;
+
+    (void)state;
+    assert_int_equal(kvt_radix_new(&radix, &config), 0);
+    lookup.prefix = (struct kvt_radix_prefix){
+        .ns = ns = ns_open(radix), .tokens = tokens, .tokens_count = BLOCKS};
+    assert_int_equal(kvt_radix_root_rename(radix, ns, NULL, 0, key, 3), KVT_RADIX_E_STALE);
+    end = store(radix, ns, BLOCKS);
+    assert_int_equal(kvt_radix_lease(radix, end), 0);
+    assert_int_equal(kvt_radix_root_rename(radix, ns, NULL, 0, NULL, 0), KVT_RADIX_E_EXISTS);
+    assert_int_equal(kvt_radix_root_rename(radix, ns, NULL, 0, key, sizeof(key)), 0);
+    (void)store(radix, ns, BLOCKS); /* another root with the key that is free now */
+    assert_int_equal(kvt_radix_root_rename(radix, ns, key, sizeof(key), NULL, 0),
+                     KVT_RADIX_E_EXISTS);
+    for (uint32_t length = sizeof(key); length > 1; length--) {
+        const char *why = "";
+
+        root = kvt_radix_root_key(radix, end, &bytes);
+        assert_int_equal(bytes, length);
+        assert_memory_equal(root, key + sizeof(key) - length, length);
+        lookup.prefix.root_key = key + sizeof(key) - length;
+        lookup.prefix.root_key_bytes = length;
+        assert_int_equal(kvt_radix_lookup(radix, &lookup, &match), 0);
+        assert_int_equal(match.boundary_tokens, BLOCKS);
+        assert_int_equal(kvt_radix_block_id(match.end), kvt_radix_block_id(end));
+        assert_true(kvt_radix_is_leased(radix, end));
+        assert_true(kvt_radix_check(radix, &why));
+        /* The new key is the rest of the old one, as it lies in the tree. */
+        assert_int_equal(kvt_radix_root_rename(radix, ns, lookup.prefix.root_key, length,
+                                               (const char *)root + 1, length - 1),
+                         0);
+        assert_int_equal(kvt_radix_lookup(radix, &lookup, &match), 0);
+        assert_int_equal(match.boundary_tokens, 0);
+    }
+    kvt_radix_detach_root(radix, ns, key + sizeof(key) - 1, 1);
+    assert_int_equal(kvt_radix_root_rename(radix, ns, key + sizeof(key) - 1, 1, key, 3),
+                     KVT_RADIX_E_STALE);
+    assert_false(kvt_radix_is_live(radix, end));
+    (void)kvt_radix_free(radix);
+}
+
+/* A key that needs other memory than the old one, in a tree that has none. */
+static void test_root_rename_without_room(void **state)
+{
+    static const char key[RADIX_ROOT_KEY_BYTES_MAX];
+    struct kvt_radix *radix = NULL;
+    struct kvt_radix_ns ns;
+    struct kvt_radix_block end;
+    uint32_t bytes;
+
+    (void)state;
+    assert_int_equal(kvt_radix_new(&radix, &config), 0);
+    ns = ns_open(radix);
+    end = store(radix, ns, BLOCKS);
+    while (pool_take(&radix->pool, pool_class_of(&radix->pool, sizeof(key))) != NULL)
+        continue;
+    assert_int_equal(kvt_radix_root_rename(radix, ns, NULL, 0, key, sizeof(key)),
+                     KVT_RADIX_E_NO_ROOM);
+    assert_non_null(kvt_radix_root_key(radix, end, &bytes));
+    assert_int_equal(bytes, 0);
+    assert_int_equal(kvt_radix_root_rename(radix, ns, NULL, 0, key, 16), 0); /* the same memory */
+    assert_non_null(kvt_radix_root_key(radix, end, &bytes));
+    assert_int_equal(bytes, 16);
+    (void)kvt_radix_free(radix);
+}
+
 static void test_mapping_fails(void **state)
 {
     struct kvt_radix *radix = NULL;
@@ -269,6 +346,8 @@ int main(void)
         cmocka_unit_test(test_namespace_comes_back),
         cmocka_unit_test(test_generations_run_out),
         cmocka_unit_test(test_victims_behind_many_leases),
+        cmocka_unit_test(test_root_rename),
+        cmocka_unit_test(test_root_rename_without_room),
         cmocka_unit_test(test_mapping_fails),
     };
 
