@@ -26,11 +26,15 @@ enum slot_field {
     AT_COMPONENT = 172,
     AT_RANK = 174,
     AT_PAYLOAD_HASH = 176,
-    AT_RESERVED = 184,
+    AT_STORE_ID = 184,
+    AT_RESERVED = 200,
     AT_HEADER_HASH = 248,
 };
 static_assert(AT_HEADER_HASH + 8 == KVT_SLOT_FIXED_BYTES, "the fixed part ends with its checksum");
 static_assert(KVT_SLOT_FIXED_BYTES < KVT_SLOT_HEADER_ALIGN_BYTES, "a header is never fixed alone");
+
+/* What the identity covers of the fixed part. */
+#define IDENTITY_BYTES (AT_STORED_REAL_NS - AT_FINGERPRINT)
 
 const char *kvt_slot_verdict_text(enum kvt_slot_verdict verdict)
 {
@@ -72,6 +76,48 @@ static uint64_t header_hash(const uint8_t *slot, uint32_t header_bytes)
     return kvt_hash64(slot + KVT_SLOT_FIXED_BYTES, header_bytes - KVT_SLOT_FIXED_BYTES, fixed);
 }
 
+static void identity_put(uint8_t *s, const struct kvt_slot_info *info)
+{
+    memcpy(s + AT_FINGERPRINT, info->fingerprint, KVT_FINGERPRINT_BYTES);
+    memcpy(s + AT_ROOT_DIGEST, info->root_digest, KVT_FINGERPRINT_BYTES);
+    memcpy(s + AT_EXTRA_KEY, info->extra_key, KVT_EXTRA_KEY_BYTES);
+    kvt_put_u64(s, AT_EPOCH, info->epoch);
+    kvt_put_u64(s, AT_BLOCK_ID, info->block_id);
+    kvt_put_u64(s, AT_PARENT_ID, info->parent_id);
+    kvt_put_u64(s, AT_BLOCK_IDX, info->block_idx);
+    kvt_put_u64(s, AT_GENERATION, info->generation);
+}
+
+static void tokens_put(uint8_t *bytes, const uint32_t *tokens, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        kvt_put_u32(bytes, i * 4u, tokens[i]);
+}
+
+/* @s: a fixed part; @tokens_le: as they stand behind it. */
+static uint64_t identity_hash(const uint8_t *s, const void *tokens_le, size_t tokens_bytes)
+{
+    uint64_t fixed = kvt_hash64(s + AT_FINGERPRINT, IDENTITY_BYTES, 0);
+    uint64_t identity = kvt_hash64(tokens_le, tokens_bytes, fixed);
+
+    return identity != 0 ? identity : 1;
+}
+
+uint64_t kvt_slot_identity(const struct kvt_slot_info *info, const uint32_t *tokens)
+{
+    uint8_t s[AT_STORED_REAL_NS],
+        le[__BYTE_ORDER == __LITTLE_ENDIAN ? 1 : KVT_BLOCK_TOKENS_MAX * 4];
+    const void *tokens_le = tokens;
+
+    KVT_ASSERT(info->block_tokens <= KVT_BLOCK_TOKENS_MAX);
+    identity_put(s, info);
+    if (__BYTE_ORDER != __LITTLE_ENDIAN) {
+        tokens_put(le, tokens, info->block_tokens);
+        tokens_le = le;
+    }
+    return identity_hash(s, tokens_le, info->block_tokens * 4u);
+}
+
 void kvt_slot_header_write(void *slot, const struct kvt_slot_info *info, const uint32_t *tokens)
 {
     uint8_t *s = slot;
@@ -82,14 +128,7 @@ void kvt_slot_header_write(void *slot, const struct kvt_slot_info *info, const u
     kvt_put_u64(s, AT_MAGIC, SLOT_MAGIC);
     kvt_put_u32(s, AT_VERSION, KVT_SLOT_FORMAT_VERSION);
     kvt_put_u32(s, AT_HEADER_BYTES, header_bytes);
-    memcpy(s + AT_FINGERPRINT, info->fingerprint, KVT_FINGERPRINT_BYTES);
-    memcpy(s + AT_ROOT_DIGEST, info->root_digest, KVT_FINGERPRINT_BYTES);
-    memcpy(s + AT_EXTRA_KEY, info->extra_key, KVT_EXTRA_KEY_BYTES);
-    kvt_put_u64(s, AT_EPOCH, info->epoch);
-    kvt_put_u64(s, AT_BLOCK_ID, info->block_id);
-    kvt_put_u64(s, AT_PARENT_ID, info->parent_id);
-    kvt_put_u64(s, AT_BLOCK_IDX, info->block_idx);
-    kvt_put_u64(s, AT_GENERATION, info->generation);
+    identity_put(s, info);
     kvt_put_u64(s, AT_STORED_REAL_NS, info->stored_real_ns);
     kvt_put_u64(s, AT_PAYLOAD_BYTES, info->payload_bytes);
     kvt_put_u32(s, AT_BLOCK_TOKENS, info->block_tokens);
@@ -97,12 +136,12 @@ void kvt_slot_header_write(void *slot, const struct kvt_slot_info *info, const u
     kvt_put_u16(s, AT_RANK, info->rank);
     /* Zero checksums: an unsealed slot does not pass a check. */
     memset(s + AT_PAYLOAD_HASH, 0, KVT_SLOT_FIXED_BYTES - AT_PAYLOAD_HASH);
+    memcpy(s + AT_STORE_ID, info->store_id, KVT_STORE_ID_BYTES);
     if (__BYTE_ORDER == __LITTLE_ENDIAN) {
         if (tokens_bytes > 0)
             memcpy(s + KVT_SLOT_FIXED_BYTES, tokens, tokens_bytes);
     } else {
-        for (uint32_t i = 0; i < info->block_tokens; i++)
-            kvt_put_u32(s, KVT_SLOT_FIXED_BYTES + i * 4u, tokens[i]);
+        tokens_put(s + KVT_SLOT_FIXED_BYTES, tokens, info->block_tokens);
     }
     memset(s + KVT_SLOT_FIXED_BYTES + tokens_bytes, 0,
            header_bytes - KVT_SLOT_FIXED_BYTES - tokens_bytes);
@@ -158,6 +197,9 @@ enum kvt_slot_verdict kvt_slot_header_check(const void *slot, const struct kvt_s
         kvt_get_u64(s, AT_GENERATION) != key->generation ||
         kvt_get_u16(s, AT_COMPONENT) != key->component || kvt_get_u16(s, AT_RANK) != key->rank)
         return KVT_SLOT_OTHER;
+    if (key->identity != 0 &&
+        key->identity != identity_hash(s, s + KVT_SLOT_FIXED_BYTES, key->block_tokens * 4u))
+        return KVT_SLOT_OTHER;
     return KVT_SLOT_OK;
 }
 
@@ -203,6 +245,7 @@ enum kvt_slot_verdict kvt_slot_header_read(const void *slot, uint64_t slot_bytes
     ret_info->block_tokens = kvt_get_u32(s, AT_BLOCK_TOKENS);
     ret_info->component = kvt_get_u16(s, AT_COMPONENT);
     ret_info->rank = kvt_get_u16(s, AT_RANK);
+    memcpy(ret_info->store_id, s + AT_STORE_ID, KVT_STORE_ID_BYTES);
     *ret_tokens_le = s + KVT_SLOT_FIXED_BYTES;
     return KVT_SLOT_OK;
 }

@@ -7,8 +7,13 @@
  * A header says whose bytes these are: the namespace's fingerprint, the root, the block and its
  * parent, the tokens, the component and rank, and a generation, which is stamped from one counter
  * when the content is first reserved and never used twice: whoever reads a slot says which (block,
- * component, rank, generation) it expects, and anything else is a miss. The payload's checksum and
- * the header's own are filled by the tier thread that first copies the bytes to host memory.
+ * component, rank, generation) it expects, and anything else is a miss. A reader that knows all of
+ * the block asks for its identity as well: then not even a block id or a generation that was given
+ * out twice, by mistake or with an old index, can pass for another's. The store id is random, made
+ * with the files of L3 and never told to a client: who finds slots by looking at every place where
+ * one may begin knows by it that this one was not made up in somebody's payload. The payload's
+ * checksum and the header's own are filled by the tier thread that first copies the bytes to host
+ * memory.
  * L1 slots are payload alone.
  *
  * Pure functions over bytes; any thread. Bytes that come from disk are input: validated here. */
@@ -19,7 +24,8 @@
 
 #define KVT_SLOT_FIXED_BYTES 256u
 #define KVT_SLOT_HEADER_ALIGN_BYTES 512u
-#define KVT_SLOT_FORMAT_VERSION 1u
+#define KVT_SLOT_FORMAT_VERSION 2u
+#define KVT_STORE_ID_BYTES 16u
 
 struct kvt_slot_info {
     uint8_t fingerprint[KVT_FINGERPRINT_BYTES]; /* of the namespace */
@@ -34,6 +40,7 @@ struct kvt_slot_info {
     uint32_t block_tokens;
     uint16_t component;
     uint16_t rank;
+    uint8_t store_id[KVT_STORE_ID_BYTES]; /* of the L3 that it is for; all zero: of none */
 };
 
 /* Which content a reader expects. */
@@ -44,6 +51,7 @@ struct kvt_slot_key {
     uint16_t component;
     uint16_t rank;
     uint32_t block_tokens;
+    uint64_t identity; /* kvt_slot_identity of what is expected; 0: not compared */
 };
 
 enum kvt_slot_verdict {
@@ -51,7 +59,7 @@ enum kvt_slot_verdict {
     KVT_SLOT_BAD_MAGIC,   /* never written, or not ours */
     KVT_SLOT_BAD_VERSION, /* another format */
     KVT_SLOT_BAD_HEADER,  /* the header's checksum or its lengths are wrong */
-    KVT_SLOT_OTHER,       /* a whole slot, of another block, component, rank or generation */
+    KVT_SLOT_OTHER,       /* a whole slot, of another block, component, rank or identity */
     KVT_SLOT_BAD_PAYLOAD, /* the payload's checksum is wrong */
 };
 const char *kvt_slot_verdict_text(enum kvt_slot_verdict verdict);
@@ -59,6 +67,10 @@ const char *kvt_slot_verdict_text(enum kvt_slot_verdict verdict);
 uint32_t kvt_slot_header_bytes(uint32_t block_tokens);
 /* Header and payload, rounded up to KVT_DIO_ALIGN_BYTES. */
 uint64_t kvt_slot_bytes(uint32_t block_tokens, uint64_t payload_bytes);
+
+/* The whole of what a block is, as one number that is never 0: XXH3-64 over fingerprint, root,
+ * extra key, epoch, block and parent id, place on the path, generation and tokens. */
+uint64_t kvt_slot_identity(const struct kvt_slot_info *info, const uint32_t *tokens);
 
 /* Writes the header but for its two checksums. @tokens: info->block_tokens of them. */
 void kvt_slot_header_write(void *slot, const struct kvt_slot_info *info, const uint32_t *tokens);

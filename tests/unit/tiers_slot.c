@@ -26,6 +26,7 @@ static const struct kvt_slot_info info = {
     .block_tokens = TOKENS,
     .component = 1,
     .rank = 2,
+    .store_id = {9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 1, 2, 3, 4, 5, 6},
 };
 static const struct kvt_slot_key key = {.block_id = 11,
                                         .generation = 77,
@@ -88,6 +89,7 @@ static void test_round_trip(void **state)
     assert_int_equal(got.block_tokens, info.block_tokens);
     assert_int_equal(got.component, info.component);
     assert_int_equal(got.rank, info.rank);
+    assert_memory_equal(got.store_id, info.store_id, sizeof(got.store_id));
     assert_memory_equal(got_tokens, tokens, sizeof(tokens)); /* little-endian here */
     /* The slot must hold what the header promises. */
     assert_int_equal(
@@ -109,6 +111,56 @@ static void test_every_bit_matters(void **state)
         slot_bytes[bit / 8] ^= (uint8_t)(1u << (bit % 8));
     }
     assert_int_equal(kvt_slot_check(slot_bytes, &key), KVT_SLOT_OK);
+}
+
+/* One thing of the identity is another, and the rest of the key is what the slot says. */
+static void expect_other(const struct kvt_slot_info *changed, const uint32_t *changed_tokens)
+{
+    struct kvt_slot_key other = key;
+
+    other.identity = kvt_slot_identity(changed, changed_tokens);
+    assert_int_not_equal(other.identity, 0);
+    assert_int_equal(kvt_slot_check(slot_bytes, &other), KVT_SLOT_OTHER);
+}
+
+static void test_identity(void **state)
+{
+    uint32_t header_bytes = slot_fill();
+    struct kvt_slot_key same = key;
+    struct kvt_slot_info other;
+    uint64_t *const numbers[] = {&other.epoch, &other.block_id, &other.parent_id, &other.block_idx,
+                                 &other.generation};
+    uint8_t *const texts[] = {other.fingerprint, other.root_digest, other.extra_key};
+
+    (void)state;
+    slot_seal(header_bytes);
+    same.identity = kvt_slot_identity(&info, tokens);
+    assert_int_equal(kvt_slot_check(slot_bytes, &same), KVT_SLOT_OK);
+    for (uint32_t i = 0; i < KVT_COUNT_OF(numbers); i++) {
+        for (uint32_t bit = 0; bit < 64; bit++) {
+            other = info;
+            *numbers[i] ^= 1ull << bit;
+            expect_other(&other, tokens);
+        }
+    }
+    for (uint32_t i = 0; i < KVT_COUNT_OF(texts); i++) {
+        for (uint32_t byte = 0; byte < 32; byte++) {
+            other = info;
+            texts[i][byte] ^= 0x40;
+            expect_other(&other, tokens);
+        }
+    }
+    for (uint32_t i = 0; i < TOKENS; i++) {
+        tokens[i] ^= 1;
+        expect_other(&info, tokens);
+        tokens[i] ^= 1;
+    }
+    /* When and for which store it was written is not what a block is. */
+    other = info;
+    other.stored_real_ns++;
+    other.store_id[0]++;
+    assert_int_equal(kvt_slot_identity(&other, tokens), same.identity);
+    assert_int_equal(kvt_slot_check(slot_bytes, &same), KVT_SLOT_OK);
 }
 
 static void test_verdicts(void **state)
@@ -139,7 +191,7 @@ static void test_verdicts(void **state)
     slot_bytes[header_bytes + 17] ^= 1;
     assert_int_equal(kvt_slot_check(slot_bytes, &key), KVT_SLOT_BAD_PAYLOAD);
     slot_bytes[header_bytes + 17] ^= 1;
-    slot_bytes[8] = 9;
+    slot_bytes[8] = 1; /* what came before: a miss, whatever it holds */
     assert_int_equal(kvt_slot_check(slot_bytes, &key), KVT_SLOT_BAD_VERSION);
     memset(slot_bytes, 0, sizeof(slot_bytes));
     assert_int_equal(kvt_slot_check(slot_bytes, &key), KVT_SLOT_BAD_MAGIC);
@@ -153,6 +205,7 @@ int main(void)
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_every_bit_matters),
+        cmocka_unit_test(test_identity),
         cmocka_unit_test(test_verdicts),
     };
 
