@@ -1,9 +1,10 @@
 """A private daemon in a scratch directory, for scripts: started with small tiers, stopped and
-removed whatever happens. Used by tools/soak and tools/lib/quickstart.py."""
+removed whatever happens. Used by tools/soak, tools/crash and tools/lib/quickstart.py."""
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,14 +27,19 @@ def mib(size):
 class ScratchDaemon:
     """with ScratchDaemon(build, l1=.., l2=.., l3=..) as daemon: ... daemon.socket ...
 
-    Sockets lie in a short temporary directory; the file of L3 lies below @disk, which has to be a
-    file system with O_DIRECT (a tmpfs is none)."""
+    Sockets lie in a short temporary directory; the files of L3 (@devices of them, of @l3 bytes
+    each) lie below @disk, which has to be a file system with O_DIRECT (a tmpfs is none). The
+    daemon may be killed and started again in the same places. When @is_kept is set, these stay."""
 
-    def __init__(self, build, l1, l2, l3, disk=None, index="128MiB", settings=()):
+    def __init__(self, build, l1, l2, l3, disk=None, index="128MiB", settings=(), devices=1,
+                 environment=None):
         self.program = os.path.join(build, "daemon", "kvtierd")
         self.sizes = (l1, l2, l3)
-        self.disk_parent = disk or build
+        self.devices = devices
+        self.disk_parent = os.path.abspath(disk or build)
         self.settings = [f"index.memory={index}", *settings]
+        self.environment = {**os.environ, **(environment or {})}
+        self.is_kept = False
         self.directory = self.disk = self.process = self.log = None
 
     def __enter__(self):
@@ -65,7 +71,33 @@ class ScratchDaemon:
     def log_path(self):
         return os.path.join(self.directory, "log")
 
+    @property
+    def l3_paths(self):
+        return [os.path.join(self.disk, f"l3-{i}" if i else "l3") for i in range(self.devices)]
+
+    def can_connect(self):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(self.socket)
+                return True
+            except OSError:
+                return False
+
     def start(self):
+        """Starts it (again) and waits until it serves."""
+        self.spawn()
+        until = time.monotonic() + START_SECONDS_MAX
+        while not self.can_connect():
+            if self.process.poll() is not None:
+                raise Broken(f"kvtierd ended with status {self.process.returncode}:\n"
+                             f"{self.log_tail()}")
+            if time.monotonic() > until:
+                raise Broken(f"kvtierd did not come up in {START_SECONDS_MAX} s:\n"
+                             f"{self.log_tail()}")
+            time.sleep(0.01)
+
+    def spawn(self):
+        """Starts it without waiting for anything."""
         if len(self.admin_socket) > SOCKET_BYTES_MAX:
             raise Broken(f"{self.directory} is too long for a socket's path: set TMPDIR")
         l1, l2, l3 = self.sizes
@@ -73,23 +105,36 @@ class ScratchDaemon:
             f"server.socket={self.socket}", f"server.admin_socket={self.admin_socket}",
             f"tiers.l1.backend=host", f"tiers.l1.bytes={l1}B",
             f"tiers.l2.bytes={l2}B", f"tiers.l2.pages=plain",
-            f"tiers.l3.path={os.path.join(self.disk, 'l3')}", f"tiers.l3.bytes={l3}B",
+            f"tiers.l3.path={','.join(self.l3_paths)}", f"tiers.l3.bytes={l3}B",
             *self.settings]
         command = [self.program]
         for setting in settings:
             command += ["--set", setting]
-        self.log = open(self.log_path, "w+b")
+        if self.log is None:
+            self.log = open(self.log_path, "ab")
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log,
-                                        stderr=self.log)
-        until = time.monotonic() + START_SECONDS_MAX
-        while not os.path.exists(self.socket):
-            if self.process.poll() is not None:
-                raise Broken(f"kvtierd ended with status {self.process.returncode}:\n"
-                             f"{self.log_tail()}")
-            if time.monotonic() > until:
-                raise Broken(f"kvtierd did not come up in {START_SECONDS_MAX} s:\n"
-                             f"{self.log_tail()}")
-            time.sleep(0.02)
+                                        stderr=self.log, env=self.environment)
+
+    def helpers(self):
+        """Process ids of its helper programs."""
+        try:
+            tasks = os.listdir(f"/proc/{self.process.pid}/task")
+        except FileNotFoundError:
+            return []
+        pids = []
+        for task in tasks:
+            try:
+                with open(f"/proc/{self.process.pid}/task/{task}/children") as children:
+                    pids += [int(pid) for pid in children.read().split()]
+            except (FileNotFoundError, ProcessLookupError):
+                pass
+        return pids
+
+    def kill(self):
+        """SIGKILL, as a crash or the kernel would end it."""
+        self.check_alive()
+        self.process.kill()
+        self.process.wait()
 
     def log_tail(self, lines=20):
         with open(self.log_path, errors="replace") as log:
@@ -127,7 +172,7 @@ class ScratchDaemon:
         if self.log is not None:
             self.log.close()
         for directory in (self.directory, self.disk):
-            if directory is not None:
+            if directory is not None and not self.is_kept:
                 shutil.rmtree(directory, ignore_errors=True)
 
 
