@@ -418,6 +418,50 @@ struct kvt_api_tier_stats {
     struct kvt_text detail;
 };
 
+enum kvt_api_device_health {
+    KVT_DEVICE_OK = 0,
+    KVT_DEVICE_OUT = 1,  /* of service; it is tried again, its blocks are kept */
+    KVT_DEVICE_LOST = 2, /* out for longer than tiers.l3.lost_after: its blocks were forgotten */
+};
+enum kvt_api_index_state { /* the first four as enum kvt_index_state */
+                           KVT_DEVICE_INDEX_LOADING = 0,
+                           KVT_DEVICE_INDEX_SCANNING = 1, /* rebuilt from the data, loads after */
+                           KVT_DEVICE_INDEX_READY = 2,
+                           KVT_DEVICE_INDEX_LOST = 3, /* nothing of the device survives a restart */
+                           KVT_DEVICE_INDEX_OFF = 4,
+};
+
+struct kvt_api_index_stats { /* of one device */
+    uint32_t state;          /* enum kvt_api_index_state */
+    uint64_t used_bytes, capacity_bytes;
+    uint64_t commits, rows_put, copies_put, drops;
+    uint64_t refused;                               /* what was put and did not fit */
+    uint64_t loaded_rows, load_total_rows, load_ns; /* of the start; total 0: not known yet */
+    uint64_t scanned_bytes, scan_total_bytes;       /* of a rebuild; total 0: there was none */
+};
+
+#define KVT_DEVICE_LIFE_UNKNOWN UINT64_MAX
+
+struct kvt_api_device_stats { /* one device of L3 */
+    struct kvt_text path, index_path;
+    uint32_t health; /* enum kvt_api_device_health */
+    uint64_t capacity_bytes, used_bytes, slab_bytes;
+    uint64_t copies; /* READY */
+    uint64_t inflight;
+    uint64_t read_bytes, written_bytes; /* since the start */
+    uint64_t outages, out_ns;           /* times out of service; how long it is out now */
+    uint64_t life_written_bytes;        /* since its file was made */
+    uint64_t endurance_bytes;           /* as configured; 0: not known */
+    uint64_t dwpd_milli;                /* whole capacities written a day, in thousandths */
+    uint64_t life_left_days;            /* KVT_DEVICE_LIFE_UNKNOWN */
+    uint32_t errors_count;              /* kinds of errors, of which some may be 0 */
+    struct kvt_api_counter *errors;     /* name: "read", "bad_checksum"; no label */
+    struct kvt_api_index_stats index;
+};
+/* Sets dwpd_milli and life_left_days from the other fields: the rate of writing since the start is
+ * taken to go on. Below an hour of it no life is told: a start is no sample. */
+void kvt_api_device_wear(struct kvt_api_device_stats *device, uint64_t uptime_ns);
+
 struct kvt_api_ns_stats {
     uint8_t fingerprint[KVT_FINGERPRINT_BYTES];
     struct kvt_text model, revision, dtype;
@@ -447,6 +491,8 @@ struct kvt_ans_stats {
     uint64_t leases, tickets, reserved_copies, pins, sessions, ops_running;
     uint32_t tiers_count;
     struct kvt_api_tier_stats tiers[KVT_API_TIERS];
+    uint32_t devices_count; /* at most KVT_ZONES_MAX, in the order of tiers.l3.path */
+    struct kvt_api_device_stats *devices;
     uint32_t namespaces_count;
     struct kvt_api_ns_stats *namespaces;
     uint32_t engines_count;

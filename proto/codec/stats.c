@@ -123,25 +123,89 @@ static bool put_engines(struct kvt_op *op, Kvtier__V1__StatsAnswer *out)
     return true;
 }
 
-static bool put_counters(struct kvt_op *op, Kvtier__V1__StatsAnswer *out)
+static Kvtier__V1__Counter **put_counters(struct kvt_op *op, const struct kvt_api_counter *counters,
+                                          uint32_t count)
+{
+    Kvtier__V1__Counter *views = kvt_arena_array(op->arena, count, sizeof(*views));
+    Kvtier__V1__Counter **list = kvt_arena_array(op->arena, count, sizeof(*list));
+
+    if (views == NULL || list == NULL)
+        return NULL;
+    for (uint32_t i = 0; i < count; i++) {
+        kvtier__v1__counter__init(&views[i]);
+        views[i].name = kvt_codec_put_bytes(counters[i].name, strlen(counters[i].name));
+        if (counters[i].label != NULL)
+            views[i].label = kvt_codec_put_bytes(counters[i].label, strlen(counters[i].label));
+        views[i].value = counters[i].value;
+        list[i] = &views[i];
+    }
+    return list;
+}
+
+static Kvtier__V1__IndexStats *put_index(struct kvt_op *op, const struct kvt_api_index_stats *index)
+{
+    Kvtier__V1__IndexStats *view = kvt_arena_alloc(op->arena, sizeof(*view));
+
+    if (view == NULL)
+        return NULL;
+    kvtier__v1__index_stats__init(view);
+    view->state = index->state;
+    view->used_bytes = index->used_bytes;
+    view->capacity_bytes = index->capacity_bytes;
+    view->commits = index->commits;
+    view->rows_put = index->rows_put;
+    view->copies_put = index->copies_put;
+    view->drops = index->drops;
+    view->refused = index->refused;
+    view->loaded_rows = index->loaded_rows;
+    view->load_total_rows = index->load_total_rows;
+    view->load_ns = index->load_ns;
+    view->scanned_bytes = index->scanned_bytes;
+    view->scan_total_bytes = index->scan_total_bytes;
+    return view;
+}
+
+static bool put_device(struct kvt_op *op, const struct kvt_api_device_stats *device,
+                       Kvtier__V1__DeviceStats *view)
+{
+    kvtier__v1__device_stats__init(view);
+    view->path = kvt_codec_put_text(&device->path);
+    view->index_path = kvt_codec_put_text(&device->index_path);
+    view->health = device->health;
+    view->capacity_bytes = device->capacity_bytes;
+    view->used_bytes = device->used_bytes;
+    view->slab_bytes = device->slab_bytes;
+    view->copies = device->copies;
+    view->inflight = device->inflight;
+    view->read_bytes = device->read_bytes;
+    view->written_bytes = device->written_bytes;
+    view->outages = device->outages;
+    view->out_ns = device->out_ns;
+    view->life_written_bytes = device->life_written_bytes;
+    view->endurance_bytes = device->endurance_bytes;
+    view->dwpd_milli = device->dwpd_milli;
+    view->life_left_days = device->life_left_days;
+    view->n_errors = device->errors_count;
+    view->errors = put_counters(op, device->errors, device->errors_count);
+    view->index = put_index(op, &device->index);
+    return view->errors != NULL && view->index != NULL;
+}
+
+static bool put_devices(struct kvt_op *op, Kvtier__V1__StatsAnswer *out)
 {
     const struct kvt_ans_stats *ans = &op->ans.stats;
-    Kvtier__V1__Counter *views = kvt_arena_array(op->arena, ans->counters_count, sizeof(*views));
+    Kvtier__V1__DeviceStats *views = kvt_arena_array(op->arena, ans->devices_count, sizeof(*views));
 
-    out->counters = kvt_arena_array(op->arena, ans->counters_count, sizeof(*out->counters));
-    if (views == NULL || out->counters == NULL)
+    KVT_ASSERT(ans->devices_count <= KVT_ZONES_MAX);
+    out->devices = kvt_arena_array(op->arena, ans->devices_count, sizeof(*out->devices));
+    if (views == NULL || out->devices == NULL)
         return false;
-    for (uint32_t i = 0; i < ans->counters_count; i++) {
-        const struct kvt_api_counter *counter = &ans->counters[i];
-
-        kvtier__v1__counter__init(&views[i]);
-        views[i].name = kvt_codec_put_bytes(counter->name, strlen(counter->name));
-        if (counter->label != NULL)
-            views[i].label = kvt_codec_put_bytes(counter->label, strlen(counter->label));
-        views[i].value = counter->value;
-        out->counters[i] = &views[i];
+    for (uint32_t i = 0; i < ans->devices_count; i++) {
+        if (!put_device(op, &ans->devices[i], &views[i]))
+            return false;
+        out->devices[i] = &views[i];
     }
-    out->n_counters = ans->counters_count;
+    out->n_devices = ans->devices_count;
     return true;
 }
 
@@ -166,8 +230,10 @@ ProtobufCMessage *kvt_codec_encode_stats(struct kvt_op *op)
     out->pins = ans->pins;
     out->sessions = ans->sessions;
     out->ops_running = ans->ops_running;
+    out->n_counters = ans->counters_count;
+    out->counters = put_counters(op, ans->counters, ans->counters_count);
     if (!put_tiers(op, out) || !put_namespaces(op, out) || !put_engines(op, out) ||
-        !put_counters(op, out))
+        !put_devices(op, out) || out->counters == NULL)
         return NULL;
     return &out->base;
 }
@@ -266,14 +332,82 @@ static int take_string(struct kvt_op *op, const ProtobufCBinaryData *in, const c
     return 0;
 }
 
+static int take_counters(struct kvt_op *op, size_t count, Kvtier__V1__Counter *const *in,
+                         struct kvt_api_counter **ret_counters)
+{
+    struct kvt_api_counter *counters;
+
+    KVT_CODEC_TRY(kvt_codec_take_count(op, count, "counters (count)", 0, STATS_COUNTERS_MAX));
+    counters = kvt_arena_array(op->arena, count, sizeof(*counters));
+    if (counters == NULL)
+        return kvt_codec_no_memory(op);
+    for (size_t i = 0; i < count; i++) {
+        KVT_CODEC_TRY(take_string(op, &in[i]->name, "counters.name", &counters[i].name));
+        KVT_CODEC_TRY(take_string(op, &in[i]->label, "counters.label", &counters[i].label));
+        counters[i].value = in[i]->value;
+    }
+    *ret_counters = counters;
+    return 0;
+}
+
+static struct kvt_api_index_stats take_index(const Kvtier__V1__IndexStats *in)
+{
+    if (in == NULL)
+        return (struct kvt_api_index_stats){.state = KVT_DEVICE_INDEX_OFF};
+    return (struct kvt_api_index_stats){
+        .state = in->state,
+        .used_bytes = in->used_bytes,
+        .capacity_bytes = in->capacity_bytes,
+        .commits = in->commits,
+        .rows_put = in->rows_put,
+        .copies_put = in->copies_put,
+        .drops = in->drops,
+        .refused = in->refused,
+        .loaded_rows = in->loaded_rows,
+        .load_total_rows = in->load_total_rows,
+        .load_ns = in->load_ns,
+        .scanned_bytes = in->scanned_bytes,
+        .scan_total_bytes = in->scan_total_bytes,
+    };
+}
+
+static int take_device(struct kvt_op *op, const Kvtier__V1__DeviceStats *in,
+                       struct kvt_api_device_stats *ret_device)
+{
+    *ret_device = (struct kvt_api_device_stats){
+        .health = in->health,
+        .capacity_bytes = in->capacity_bytes,
+        .used_bytes = in->used_bytes,
+        .slab_bytes = in->slab_bytes,
+        .copies = in->copies,
+        .inflight = in->inflight,
+        .read_bytes = in->read_bytes,
+        .written_bytes = in->written_bytes,
+        .outages = in->outages,
+        .out_ns = in->out_ns,
+        .life_written_bytes = in->life_written_bytes,
+        .endurance_bytes = in->endurance_bytes,
+        .dwpd_milli = in->dwpd_milli,
+        .life_left_days = in->life_left_days,
+        .index = take_index(in->index),
+    };
+    KVT_CODEC_TRY(kvt_codec_take_text(op, &in->path, "devices.path", KVT_MODEL_TEXT_BYTES_MAX,
+                                      &ret_device->path));
+    KVT_CODEC_TRY(kvt_codec_take_text(op, &in->index_path, "devices.index_path",
+                                      KVT_MODEL_TEXT_BYTES_MAX, &ret_device->index_path));
+    KVT_CODEC_TRY(take_counters(op, in->n_errors, in->errors, &ret_device->errors));
+    ret_device->errors_count = (uint32_t)in->n_errors;
+    return 0;
+}
+
 static int take_lists(struct kvt_op *op, const Kvtier__V1__StatsAnswer *in)
 {
     struct kvt_ans_stats *ans = &op->ans.stats;
 
     ans->namespaces = kvt_arena_array(op->arena, in->n_namespaces, sizeof(*ans->namespaces));
     ans->engines = kvt_arena_array(op->arena, in->n_engines, sizeof(*ans->engines));
-    ans->counters = kvt_arena_array(op->arena, in->n_counters, sizeof(*ans->counters));
-    if (ans->namespaces == NULL || ans->engines == NULL || ans->counters == NULL)
+    ans->devices = kvt_arena_array(op->arena, in->n_devices, sizeof(*ans->devices));
+    if (ans->namespaces == NULL || ans->engines == NULL || ans->devices == NULL)
         return kvt_codec_no_memory(op);
     for (size_t i = 0; i < in->n_tiers; i++)
         KVT_CODEC_TRY(take_tier(op, in->tiers[i], &ans->tiers[i]));
@@ -281,16 +415,13 @@ static int take_lists(struct kvt_op *op, const Kvtier__V1__StatsAnswer *in)
         KVT_CODEC_TRY(take_namespace(op, in->namespaces[i], &ans->namespaces[i]));
     for (size_t i = 0; i < in->n_engines; i++)
         KVT_CODEC_TRY(take_engine(op, in->engines[i], &ans->engines[i]));
-    for (size_t i = 0; i < in->n_counters; i++) {
-        KVT_CODEC_TRY(
-            take_string(op, &in->counters[i]->name, "counters.name", &ans->counters[i].name));
-        KVT_CODEC_TRY(
-            take_string(op, &in->counters[i]->label, "counters.label", &ans->counters[i].label));
-        ans->counters[i].value = in->counters[i]->value;
-    }
+    for (size_t i = 0; i < in->n_devices; i++)
+        KVT_CODEC_TRY(take_device(op, in->devices[i], &ans->devices[i]));
+    KVT_CODEC_TRY(take_counters(op, in->n_counters, in->counters, &ans->counters));
     ans->tiers_count = (uint32_t)in->n_tiers;
     ans->namespaces_count = (uint32_t)in->n_namespaces;
     ans->engines_count = (uint32_t)in->n_engines;
+    ans->devices_count = (uint32_t)in->n_devices;
     ans->counters_count = (uint32_t)in->n_counters;
     return 0;
 }
@@ -305,8 +436,7 @@ int kvt_codec_decode_stats(struct kvt_op *op, const uint8_t *at, size_t bytes)
     KVT_CODEC_TRY(
         kvt_codec_take_count(op, in->n_namespaces, "namespaces (count)", 0, KVT_NAMESPACES_MAX));
     KVT_CODEC_TRY(kvt_codec_take_count(op, in->n_engines, "engines (count)", 0, STATS_ENGINES_MAX));
-    KVT_CODEC_TRY(
-        kvt_codec_take_count(op, in->n_counters, "counters (count)", 0, STATS_COUNTERS_MAX));
+    KVT_CODEC_TRY(kvt_codec_take_count(op, in->n_devices, "devices (count)", 0, KVT_ZONES_MAX));
     KVT_CODEC_TRY(
         kvt_codec_take_text(op, &in->version, "version", KVT_MODEL_TEXT_BYTES_MAX, &ans->version));
     ans->boot_id = in->boot_id;

@@ -213,7 +213,7 @@ static void test_config(void **state)
     assert_int_equal(pools.l3_bytes, 16 * KVT_GIB);
     assert_int_equal(pools.l1_bytes, 0);
     assert_int_equal(pools.index_bytes, 64 * KVT_MIB);
-    assert_string_equal(pools.l3_path, "/var/lib/x y/l3");
+    assert_string_equal(pools.l3_paths, "/var/lib/x y/l3");
     (void)snprintf(path, sizeof(path), "%s/bad.yaml", root);
     assert_int_equal(kvt_ctl_pools_load(&pools, path, err), KVT_CTL_USAGE);
     assert_int_equal(kvt_ctl_pools_load(&pools, "/nonexistent", err), KVT_CTL_USAGE);
@@ -239,8 +239,8 @@ static void test_places(void **state)
     assert_non_null(mkdtemp(root));
     put(root, "/l3", "x");
     pools.l3_bytes = UINT64_C(1) << 60;
-    (void)snprintf(pools.l3_path, sizeof(pools.l3_path), "%s/l3", root);
-    assert_int_equal(chmod(pools.l3_path, 0644), 0);
+    (void)snprintf(pools.l3_paths, sizeof(pools.l3_paths), "%s/l3", root);
+    assert_int_equal(chmod(pools.l3_paths, 0644), 0);
     report.count = 0;
     kvt_ctl_check_l3(&report, &pools);
     forget(root);

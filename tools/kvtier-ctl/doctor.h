@@ -19,7 +19,7 @@ struct kvt_ctl_finding {
     char remedy[512]; /* "" when there is nothing to do */
 };
 
-#define KVT_CTL_FINDINGS_MAX 40u
+#define KVT_CTL_FINDINGS_MAX 128u /* 16 devices have several each */
 struct kvt_ctl_report {
     uint32_t count;
     struct kvt_ctl_finding findings[KVT_CTL_FINDINGS_MAX];
@@ -53,12 +53,15 @@ struct kvt_ctl_facts {
 /* Reads everything below @sysroot ("" in earnest). @pid 0: of this process. */
 void kvt_ctl_facts_gather(struct kvt_ctl_facts *ret_facts, const char *sysroot, uint64_t pid);
 
+#define KVT_CTL_YAML_BYTES 4352u /* the longest key or value: 16 paths of 256 bytes */
+
 /* What the daemon has or will take; from the configuration or from Stats. */
 struct kvt_ctl_pools {
     const char *source; /* static: "configuration", "running daemon"; NULL: unknown */
     uint64_t l1_bytes, l2_bytes, l3_bytes, index_bytes;
-    char l3_path[KVT_CTL_PATH_BYTES]; /* "" unknown or off */
-    char l2_detail[192];              /* of a running daemon: which pages it got */
+    char l3_paths[KVT_CTL_YAML_BYTES]; /* as tiers.l3.path; "" unknown or off */
+    char l3_index_dir[KVT_CTL_YAML_BYTES];
+    char l2_detail[192]; /* of a running daemon: which pages it got */
 };
 
 /* From a configuration ("-": standard input), as written or as kvtierd --print-config shows it:
@@ -66,7 +69,6 @@ struct kvt_ctl_pools {
 KVT_MUST_USE int kvt_ctl_pools_load(struct kvt_ctl_pools *ret_pools, const char *path, FILE *err);
 /* One "a.b.c: value" of a block of nested YAML maps after the other; false at the end. Lists, flow
  * style and multi-line values are passed over. @ret_key and @ret_value of KVT_CTL_YAML_BYTES. */
-#define KVT_CTL_YAML_BYTES 512u
 #define KVT_CTL_YAML_DEPTH 8u
 struct kvt_ctl_yaml {
     const char *at; /* terminated text */
@@ -85,10 +87,12 @@ void kvt_ctl_check_io_uring(struct kvt_ctl_report *report, const struct kvt_ctl_
 void kvt_ctl_check_memory(struct kvt_ctl_report *report, const struct kvt_ctl_facts *facts,
                           const struct kvt_ctl_pools *pools);
 void kvt_ctl_check_nofile(struct kvt_ctl_report *report, const struct kvt_ctl_facts *facts);
-/* Where L3's file lies, or is to lie. */
+/* Where L3's files lie, or are to lie. */
 void kvt_ctl_check_l3(struct kvt_ctl_report *report, const struct kvt_ctl_pools *pools);
 /* The socket, and who listens: *ret_pid 0 when nobody does. */
 void kvt_ctl_check_socket(struct kvt_ctl_report *report, const char *what, const char *path,
                           uint64_t *ret_pid);
 /* A running daemon's own view. */
 void kvt_ctl_check_stats(struct kvt_ctl_report *report, const struct kvt_ans_stats *stats);
+/* Its devices of L3 and their indexes. */
+void kvt_ctl_check_devices(struct kvt_ctl_report *report, const struct kvt_ans_stats *stats);

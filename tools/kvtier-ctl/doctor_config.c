@@ -102,7 +102,9 @@ static int take(struct kvt_ctl_pools *pools, const char *key, const char *value,
                  {"index.memory", &pools->index_bytes}};
 
     if (strcmp(key, "tiers.l3.path") == 0)
-        (void)snprintf(pools->l3_path, sizeof(pools->l3_path), "%s", value);
+        (void)snprintf(pools->l3_paths, sizeof(pools->l3_paths), "%s", value);
+    if (strcmp(key, "tiers.l3.index_dir") == 0)
+        (void)snprintf(pools->l3_index_dir, sizeof(pools->l3_index_dir), "%s", value);
     for (size_t i = 0; i < KVT_COUNT_OF(sizes); i++) {
         int r;
 

@@ -86,37 +86,159 @@ static void check_direct(struct kvt_ctl_report *report, const char *folder)
     }
 }
 
-static void check_room(struct kvt_ctl_report *report, const char *folder, const char *path,
+/* One file of L3 and where it is to lie. */
+struct place {
+    char path[KVT_CTL_PATH_BYTES];
+    char folder[KVT_CTL_PATH_BYTES]; /* "" there is none: the path is not absolute */
+    uint64_t file_system;            /* of the folder */
+    uint64_t own_bytes;              /* what the file takes already */
+};
+
+static void check_room(struct kvt_ctl_report *report, const char *folder, uint64_t own_bytes,
                        uint64_t want)
 {
     char a[KVT_TEXT_BYTES], b[KVT_TEXT_BYTES];
-    uint64_t have = 0, room;
     struct statvfs fs;
-    struct stat st;
+    uint64_t room;
 
-    if (statvfs(folder, &fs) != 0 || want == 0)
+    if (statvfs(folder, &fs) != 0)
         return;
-    if (stat(path, &st) == 0 && S_ISREG(st.st_mode))
-        have = (uint64_t)st.st_blocks * 512;
-    room = (uint64_t)fs.f_bavail * fs.f_frsize + have;
+    room = (uint64_t)fs.f_bavail * fs.f_frsize + own_bytes;
     (void)kvt_text_bytes(a, room);
     (void)kvt_text_bytes(b, want);
     if (room < want) {
-        kvt_ctl_found(report, KVT_CTL_LEVEL_BAD, "L3 room", "%s free (with its own file), L3 is %s",
-                      a, b);
+        kvt_ctl_found(report, KVT_CTL_LEVEL_BAD, "L3 room",
+                      "%s free in %s (with its own files), L3 is %s", a, folder, b);
         kvt_ctl_found_remedy(report,
-                             "free some, or make L3 smaller: its file is allocated whole at "
+                             "free some, or make L3 smaller: its files are allocated whole at "
                              "the start");
         return;
     }
-    kvt_ctl_found(report, KVT_CTL_LEVEL_OK, "L3 room", "%s free (with its own file), L3 is %s", a,
-                  b);
+    kvt_ctl_found(report, KVT_CTL_LEVEL_OK, "L3 room",
+                  "%s free in %s (with its own files), L3 is %s", a, folder, b);
+}
+
+/* A raw device, which is its own room. */
+static void check_raw(struct kvt_ctl_report *report, const struct kvt_ctl_pools *pools,
+                      const char *path)
+{
+    kvt_autoclose int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    char a[KVT_TEXT_BYTES], b[KVT_TEXT_BYTES];
+    struct stat st;
+    off_t end;
+
+    if (pools->l3_index_dir[0] == '\0') {
+        kvt_ctl_found(report, KVT_CTL_LEVEL_BAD, "L3 index",
+                      "%s is raw, its index needs a file "
+                      "system",
+                      path);
+        kvt_ctl_found_remedy(report, "set tiers.l3.index_dir to a folder on local NVMe");
+    }
+    if (fd < 0) {
+        kvt_ctl_found(report, KVT_CTL_LEVEL_WARN, "L3 device", "%s: %s", path, strerror(errno));
+        kvt_ctl_found_remedy(report, "the daemon's user must be able to read and write it: a udev "
+                                     "rule with GROUP=\"kvtierd\"");
+        return;
+    }
+    if (fstat(fd, &st) != 0 || !S_ISBLK(st.st_mode)) {
+        kvt_ctl_found(report, KVT_CTL_LEVEL_BAD, "L3 device", "%s is no block device", path);
+        kvt_ctl_found_remedy(report, "name one (/dev/disk/by-id/...), or a file elsewhere");
+        return;
+    }
+    end = lseek(fd, 0, SEEK_END);
+    kvt_ctl_found(
+        report,
+        end >= 0 && (uint64_t)end >= pools->l3_bytes ? KVT_CTL_LEVEL_OK : KVT_CTL_LEVEL_WARN,
+        "L3 device", "%s has %s, tiers.l3.bytes is %s", path,
+        kvt_text_bytes(a, end < 0 ? 0 : (uint64_t)end), kvt_text_bytes(b, pools->l3_bytes));
+}
+
+static void check_mode(struct kvt_ctl_report *report, const char *path)
+{
+    struct stat st;
+
+    if (stat(path, &st) != 0 || S_ISBLK(st.st_mode) || (st.st_mode & 077) == 0)
+        return;
+    kvt_ctl_found(report, KVT_CTL_LEVEL_BAD, "L3 mode", "%s is open to others: mode %04o", path,
+                  (unsigned)(st.st_mode & 07777));
+    kvt_ctl_found_remedy(report, "prompts lie there in clear: chmod %s %s",
+                         S_ISDIR(st.st_mode) ? "0700" : "0600", path);
+}
+
+/* What a file takes; 0 when it is not there. */
+static uint64_t file_bytes(const char *path, const char *suffix)
+{
+    char name[KVT_CTL_PATH_BYTES + 8];
+    struct stat st;
+
+    (void)snprintf(name, sizeof(name), "%s%s", path, suffix);
+    return stat(name, &st) == 0 && S_ISREG(st.st_mode) ? (uint64_t)st.st_blocks * 512 : 0;
+}
+
+/* The paths of @pools that are files, in @places; raw devices are looked at on the way. */
+static uint32_t take_places(struct kvt_ctl_report *report, const struct kvt_ctl_pools *pools,
+                            struct place *places)
+{
+    const char *at = pools->l3_paths;
+    uint32_t count = 0;
+
+    while (at[0] != '\0' && count < KVT_ZONES_MAX) {
+        struct place *place = &places[count];
+        size_t bytes = strcspn(at, ","), lead = strspn(at, " ");
+        struct stat st;
+
+        (void)snprintf(place->path, sizeof(place->path), "%.*s",
+                       (int)(bytes - KVT_MIN(lead, bytes)), at + lead);
+        for (size_t end = strlen(place->path); end > 0 && place->path[end - 1] == ' ';)
+            place->path[--end] = '\0';
+        at += bytes + (at[bytes] == ',');
+        if (strncmp(place->path, "/dev/", 5) == 0 && strncmp(place->path, "/dev/shm/", 9) != 0) {
+            check_raw(report, pools, place->path);
+            continue;
+        }
+        if (!existing_folder(place->folder, place->path) || stat(place->folder, &st) != 0) {
+            kvt_ctl_found(report, KVT_CTL_LEVEL_BAD, "L3 place", "%s is not an absolute path",
+                          place->path);
+            kvt_ctl_found_remedy(report, "give an absolute path");
+            continue;
+        }
+        place->file_system = st.st_dev;
+        place->own_bytes = file_bytes(place->path, "");
+        if (pools->l3_index_dir[0] == '\0')
+            place->own_bytes += file_bytes(place->path, ".index");
+        count++;
+    }
+    return count;
+}
+
+/* Each file system once, with all that is to lie there. */
+static void check_places(struct kvt_ctl_report *report, const struct kvt_ctl_pools *pools,
+                         const struct place *places, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t own_bytes = 0, want = 0;
+        bool is_seen = false;
+
+        for (uint32_t k = 0; k < count; k++) {
+            if (places[k].file_system != places[i].file_system)
+                continue;
+            is_seen = is_seen || k < i;
+            own_bytes += places[k].own_bytes;
+            want += pools->l3_bytes;
+        }
+        if (is_seen)
+            continue;
+        check_type(report, places[i].folder);
+        check_direct(report, places[i].folder);
+        check_room(report, places[i].folder, own_bytes, want);
+    }
+    for (uint32_t i = 0; i < count; i++)
+        check_mode(report, places[i].path);
 }
 
 void kvt_ctl_check_l3(struct kvt_ctl_report *report, const struct kvt_ctl_pools *pools)
 {
-    char folder[KVT_CTL_PATH_BYTES];
-    struct stat st;
+    kvt_autofree struct place *places = NULL;
 
     if (pools->source == NULL)
         return;
@@ -124,26 +246,14 @@ void kvt_ctl_check_l3(struct kvt_ctl_report *report, const struct kvt_ctl_pools 
         kvt_ctl_found(report, KVT_CTL_LEVEL_OK, "L3 place", "L3 is off");
         return;
     }
-    if (pools->l3_path[0] == '\0') {
+    if (pools->l3_paths[0] == '\0') {
         kvt_ctl_found(report, KVT_CTL_LEVEL_OK, "L3 place",
                       "in use; give --config FILE to look at its file system");
         return;
     }
-    if (!existing_folder(folder, pools->l3_path)) {
-        kvt_ctl_found(report, KVT_CTL_LEVEL_BAD, "L3 place", "%s is not an absolute path",
-                      pools->l3_path);
-        kvt_ctl_found_remedy(report, "give an absolute path");
-        return;
-    }
-    check_type(report, folder);
-    check_direct(report, folder);
-    check_room(report, folder, pools->l3_path, pools->l3_bytes);
-    if (stat(pools->l3_path, &st) == 0 && (st.st_mode & 077) != 0) {
-        kvt_ctl_found(report, KVT_CTL_LEVEL_BAD, "L3 mode", "%s is open to others: mode %04o",
-                      pools->l3_path, (unsigned)(st.st_mode & 07777));
-        kvt_ctl_found_remedy(report, "prompts lie there in clear: chmod %s %s",
-                             S_ISDIR(st.st_mode) ? "0700" : "0600", pools->l3_path);
-    }
+    places = kvt_alloc_zeroed(KVT_ZONES_MAX, sizeof(*places));
+    if (places != NULL)
+        check_places(report, pools, places, take_places(report, pools, places));
 }
 
 static void socket_refused(struct kvt_ctl_report *report, const char *what, const char *path,

@@ -48,6 +48,14 @@ void kvt_ctl_view_namespaces(const struct kvt_ctl_view *view, const struct kvt_a
 /* What changed from @before to @now, each second of @elapsed_ns. Of two boots: says so. */
 void kvt_ctl_view_rates(const struct kvt_ctl_view *view, const struct kvt_ans_stats *before,
                         const struct kvt_ans_stats *now, uint64_t elapsed_ns);
+/* Part of the page of stats; nothing when there is no L3. */
+void kvt_ctl_view_devices(const struct kvt_ctl_view *view, const struct kvt_ans_stats *stats);
+const char *kvt_ctl_device_health_text(uint32_t health);
+const char *kvt_ctl_index_state_text(uint32_t state);
+/* "ready", "loading 40 %". Returns buf. */
+const char *kvt_ctl_index_progress(char buf[KVT_CTL_TEXT_BYTES],
+                                   const struct kvt_api_index_stats *index);
+uint64_t kvt_ctl_device_errors(const struct kvt_api_device_stats *device); /* of all kinds */
 /* The value of a counter by name and label; 0 when the daemon has none such. */
 uint64_t kvt_ctl_counter(const struct kvt_ans_stats *stats, const char *name, const char *label);
 void kvt_ctl_json_stats(FILE *out, const struct kvt_ans_stats *stats, bool is_compact);
@@ -60,7 +68,7 @@ struct kvt_ctl_health {
     bool is_serving;
     const struct kvt_ans_stats *stats;
 };
-bool kvt_ctl_is_degraded(const struct kvt_ans_stats *stats); /* a tier is out of service */
+bool kvt_ctl_is_degraded(const struct kvt_ans_stats *stats); /* a tier, a device or an index */
 void kvt_ctl_view_health(const struct kvt_ctl_view *view, const struct kvt_ctl_health *health);
 void kvt_ctl_json_health(FILE *out, const struct kvt_ctl_health *health);
 

@@ -30,6 +30,10 @@ bool kvt_ctl_is_degraded(const struct kvt_ans_stats *stats)
     for (uint32_t i = 0; i < stats->tiers_count; i++)
         if (stats->tiers[i].health == 1)
             return true;
+    for (uint32_t i = 0; i < stats->devices_count; i++)
+        if (stats->devices[i].health != KVT_DEVICE_OK ||
+            stats->devices[i].index.state == KVT_DEVICE_INDEX_LOST)
+            return true;
     return false;
 }
 
@@ -48,4 +52,14 @@ void kvt_ctl_view_health(const struct kvt_ctl_view *view, const struct kvt_ctl_h
         if (stats->tiers[i].health == 1)
             (void)fprintf(view->out, "  L%u out of service: %s\n", stats->tiers[i].tier,
                           kvt_ctl_clean(text, stats->tiers[i].detail));
+    for (uint32_t i = 0; i < stats->devices_count; i++) {
+        const struct kvt_api_device_stats *device = &stats->devices[i];
+
+        if (device->health != KVT_DEVICE_OK)
+            (void)fprintf(view->out, "  %s %s\n", kvt_ctl_clean(text, device->path),
+                          kvt_ctl_device_health_text(device->health));
+        if (device->index.state == KVT_DEVICE_INDEX_LOST)
+            (void)fprintf(view->out, "  the index of %s is lost\n",
+                          kvt_ctl_clean(text, device->path));
+    }
 }

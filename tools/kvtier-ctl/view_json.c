@@ -30,6 +30,54 @@ static void json_tier(struct kvt_json *json, const struct kvt_api_tier_stats *ti
     kvt_json_end(json);
 }
 
+static void json_index(struct kvt_json *json, const struct kvt_api_index_stats *index)
+{
+    kvt_json_object(json, "index");
+    kvt_json_text(json, "state", kvt_ctl_index_state_text(index->state));
+    kvt_json_u64(json, "used_bytes", index->used_bytes);
+    kvt_json_u64(json, "capacity_bytes", index->capacity_bytes);
+    kvt_json_u64(json, "commits", index->commits);
+    kvt_json_u64(json, "rows_put", index->rows_put);
+    kvt_json_u64(json, "copies_put", index->copies_put);
+    kvt_json_u64(json, "drops", index->drops);
+    kvt_json_u64(json, "refused", index->refused);
+    kvt_json_u64(json, "loaded_rows", index->loaded_rows);
+    kvt_json_u64(json, "load_total_rows", index->load_total_rows);
+    kvt_json_u64(json, "load_ns", index->load_ns);
+    kvt_json_u64(json, "scanned_bytes", index->scanned_bytes);
+    kvt_json_u64(json, "scan_total_bytes", index->scan_total_bytes);
+    kvt_json_end(json);
+}
+
+/* life_left_days is left out while it is not known. */
+static void json_device(struct kvt_json *json, const struct kvt_api_device_stats *device)
+{
+    kvt_json_object(json, NULL);
+    text(json, "path", device->path);
+    text(json, "index_path", device->index_path);
+    kvt_json_text(json, "health", kvt_ctl_device_health_text(device->health));
+    kvt_json_u64(json, "capacity_bytes", device->capacity_bytes);
+    kvt_json_u64(json, "used_bytes", device->used_bytes);
+    kvt_json_u64(json, "slab_bytes", device->slab_bytes);
+    kvt_json_u64(json, "copies", device->copies);
+    kvt_json_u64(json, "inflight", device->inflight);
+    kvt_json_u64(json, "read_bytes", device->read_bytes);
+    kvt_json_u64(json, "written_bytes", device->written_bytes);
+    kvt_json_u64(json, "outages", device->outages);
+    kvt_json_u64(json, "out_ns", device->out_ns);
+    kvt_json_u64(json, "life_written_bytes", device->life_written_bytes);
+    kvt_json_u64(json, "endurance_bytes", device->endurance_bytes);
+    kvt_json_u64(json, "dwpd_milli", device->dwpd_milli);
+    if (device->life_left_days != KVT_DEVICE_LIFE_UNKNOWN)
+        kvt_json_u64(json, "life_left_days", device->life_left_days);
+    kvt_json_object(json, "errors");
+    for (uint32_t i = 0; i < device->errors_count; i++)
+        kvt_json_u64(json, device->errors[i].name, device->errors[i].value);
+    kvt_json_end(json);
+    json_index(json, &device->index);
+    kvt_json_end(json);
+}
+
 static void json_ns(struct kvt_json *json, const struct kvt_api_ns_stats *ns)
 {
     kvt_json_object(json, NULL);
@@ -107,6 +155,10 @@ void kvt_ctl_json_stats(FILE *out, const struct kvt_ans_stats *stats, bool is_co
     kvt_json_array(&json, "tiers");
     for (uint32_t i = 0; i < stats->tiers_count; i++)
         json_tier(&json, &stats->tiers[i]);
+    kvt_json_end(&json);
+    kvt_json_array(&json, "devices");
+    for (uint32_t i = 0; i < stats->devices_count; i++)
+        json_device(&json, &stats->devices[i]);
     kvt_json_end(&json);
     kvt_json_array(&json, "namespaces");
     for (uint32_t i = 0; i < stats->namespaces_count; i++)
@@ -256,6 +308,17 @@ void kvt_ctl_json_health(FILE *out, const struct kvt_ctl_health *health)
         kvt_json_u64(&json, "tier", health->stats->tiers[i].tier);
         kvt_json_text(&json, "health", kvt_ctl_tier_health_text(health->stats->tiers[i].health));
         text(&json, "detail", health->stats->tiers[i].detail);
+        kvt_json_end(&json);
+    }
+    kvt_json_end(&json);
+    kvt_json_array(&json, "devices");
+    for (uint32_t i = 0; i < health->stats->devices_count; i++) {
+        const struct kvt_api_device_stats *device = &health->stats->devices[i];
+
+        kvt_json_object(&json, NULL);
+        text(&json, "path", device->path);
+        kvt_json_text(&json, "health", kvt_ctl_device_health_text(device->health));
+        kvt_json_text(&json, "index", kvt_ctl_index_state_text(device->index.state));
         kvt_json_end(&json);
     }
     kvt_json_end(&json);

@@ -267,6 +267,7 @@ void kvt_ctl_view_stats(const struct kvt_ctl_view *view, const struct kvt_ans_st
 {
     view_head(view, stats);
     (void)fputc('\n', view->out);
+    kvt_ctl_view_devices(view, stats);
     kvt_ctl_view_namespaces(view, stats);
     (void)fputc('\n', view->out);
     view_engines(view, stats);
