@@ -213,7 +213,7 @@ static void undo_l1(void *ctx)
 }
 
 /* What kvt_disk_open answered becomes one line with the remedy. */
-static int refuse_l3(struct kvt_daemon *daemon, int r, int pid)
+static int refuse_l3(struct kvt_daemon *daemon, int r, const struct kvt_disk_report *report)
 {
     const char *path = daemon->config->l3.paths;
     char size[KVT_SIZE_TEXT_BYTES], room[KVT_SIZE_TEXT_BYTES];
@@ -222,7 +222,7 @@ static int refuse_l3(struct kvt_daemon *daemon, int r, int pid)
     kvt_size_format_short(daemon->config->l3.bytes, size);
     switch (r) {
     case KVT_DISK_E_BUSY:
-        refuse_second(daemon, path, pid);
+        refuse_second(daemon, path, report->pid);
         return kvt_trace(-EBUSY);
     case KVT_DISK_E_FOREIGN:
         kvt_log_error("L3: %s is not a file of kvtierd and was not touched: move it away, or set "
@@ -248,10 +248,31 @@ static int refuse_l3(struct kvt_daemon *daemon, int r, int pid)
         kvt_log_error("L3: the directory of %s does not exist: make it, writable for uid %u", path,
                       (unsigned)geteuid());
         return fail(daemon, KVT_EXIT_FAILURE, r);
-    default:
-        KVT_ASSERT(r < 0);
-        kvt_log_error("L3: %s of %s cannot be opened: %s", path, size, strerror(-r));
+    case -ELOOP:
+        kvt_log_error("L3: %s is a symbolic link to nothing: no file is made there", path);
         return fail(daemon, KVT_EXIT_FAILURE, r);
+    default:
+        kvt_log_error("L3: %s %s%s%s", path,
+                      r > 0 ? "" : "cannot be opened: ", kvt_disk_result_text(r), report->why);
+        return fail(daemon, KVT_EXIT_FAILURE, r > 0 ? -EEXIST : r);
+    }
+}
+
+/* What of the contents before could not be kept, and whether all of the space was to be had. */
+static void tell_l3(const struct kvt_config *config, const struct kvt_disk_report *report)
+{
+    const char *path = config->l3.paths;
+    char size[KVT_SIZE_TEXT_BYTES], wanted[KVT_SIZE_TEXT_BYTES];
+
+    if (report->is_upgraded)
+        kvt_log_info("L3: %s had format version 1, whose contents cannot be found again: made anew",
+                     path);
+    if (report->is_truncated)
+        kvt_log_warn("L3: %s was cut off: what lay behind its end is lost", path);
+    if (report->is_no_space) {
+        kvt_size_format_short(report->bytes, size);
+        kvt_size_format_short(config->l3.bytes, wanted);
+        kvt_log_warn("L3: %s stays at %s: there is no room for %s", path, size, wanted);
     }
 }
 
@@ -272,7 +293,8 @@ static int start_l3(void *ctx)
         .doorbell = &daemon->doorbell,
     };
     char size[KVT_SIZE_TEXT_BYTES];
-    int pid = 0, r;
+    struct kvt_disk_report report;
+    int r;
 
     if (config->l3.bytes == 0) {
         kvt_log_info("L3: off");
@@ -282,10 +304,11 @@ static int start_l3(void *ctx)
         kvt_log_error("L3: tiers.l3.path names several devices, this build serves from one");
         return fail(daemon, KVT_EXIT_CONFIG, -EINVAL);
     }
-    r = kvt_disk_open(&daemon->tiers[KVT_TIER_DISK], &disk, &pid);
+    r = kvt_disk_open(&daemon->tiers[KVT_TIER_DISK], &disk, &report);
     if (r != 0)
-        return refuse_l3(daemon, r, pid);
-    kvt_size_format_short(disk.bytes, size);
+        return refuse_l3(daemon, r, &report);
+    tell_l3(config, &report);
+    kvt_size_format_short(report.bytes, size);
     kvt_log_info("L3: %s at %s, %s", size, disk.path, daemon->tiers[KVT_TIER_DISK]->detail);
     return 0;
 }

@@ -48,3 +48,11 @@ static inline uint64_t kvt_get_u64(const uint8_t *bytes, size_t at)
     memcpy(&value, bytes + at, sizeof(value));
     return le64toh(value);
 }
+
+static inline bool kvt_bytes_are_zero(const uint8_t *bytes, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (bytes[i] != 0)
+            return false;
+    return true;
+}

@@ -17,13 +17,13 @@
 #include "daemon/base/hash.h"
 #include "tests/bench/bench.h"
 #include "tiers/disk/disk.h"
+#include "tiers/disk/super.h"
 #include "tiers/host/host.h"
 #include "tiers/pages.h"
 
 #define FILE_BYTES (514u << 20)
 #define SPAN_BYTES (512u << 20) /* of a file that is written and read */
 #define CALL_BYTES (64u << 20)  /* a call; and the memory */
-#define DATA_OFFSET_BYTES 8192u
 #define INFLIGHT_BYTES (4u << 20)
 #define DEPTH_MAX 62u
 #define BLOCK_TOKENS 64u
@@ -67,14 +67,15 @@ static void side_open(struct world *world, const char *name, const char *note, u
                                      .host_memory_bytes = CALL_BYTES,
                                      .inflight_max = XFERS_MAX,
                                      .doorbell = &world->bell};
-    int pid = 0, r;
+    struct kvt_disk_report report;
+    int r;
 
     side->name = name;
     side->note = note;
     side->memory = memory;
     snprintf(side->path, sizeof(side->path), "%s/bench-l3-%d-%u", dir != NULL ? dir : ".",
              (int)getpid(), world->sides_count);
-    r = kvt_disk_open(&side->tier, &config, &pid);
+    r = kvt_disk_open(&side->tier, &config, &report);
     if (r != 0)
         die(side->path, r < 0 ? r : -EBUSY);
 }
@@ -204,7 +205,7 @@ static void bare_queue(struct world *world, uint32_t i, bool is_read)
     struct io_uring_sqe *sqe = io_uring_get_sqe(&world->ring);
     uint8_t *buffer = world->bare_memory + i * world->slot_bytes;
     uint64_t offset =
-        DATA_OFFSET_BYTES + (uint64_t)world->position * CALL_BYTES + i * world->slot_bytes;
+        KVT_DISK_DATA_OFFSET_BYTES + (uint64_t)world->position * CALL_BYTES + i * world->slot_bytes;
 
     if (is_read)
         io_uring_prep_read_fixed(sqe, 0, buffer, (unsigned int)world->slot_bytes, offset, 0);
@@ -286,7 +287,7 @@ static double fio(const struct world *world, uint64_t slot_bytes, bool is_read, 
                    "fio --name=l3 --filename=%s --offset=%u --size=%u --bs=%llu --iodepth=%llu "
                    "--rw=%s --ioengine=io_uring --direct=1 --fixedbufs=1 --registerfiles=1 "
                    "--overwrite=1 --time_based --runtime=%d --minimal 2>/dev/null",
-                   world->sides[0].path, DATA_OFFSET_BYTES, SPAN_BYTES,
+                   world->sides[0].path, KVT_DISK_DATA_OFFSET_BYTES, SPAN_BYTES,
                    (unsigned long long)slot_bytes, (unsigned long long)depth,
                    is_read ? "randread" : "randwrite", is_quick ? 1 : 3);
     pipe = popen(command, "re");

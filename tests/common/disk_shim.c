@@ -4,49 +4,86 @@
 #include <string.h>
 
 #include "daemon/base/clock.h"
-#include "tiers/disk/file.h"
+#include "tiers/disk/super.h"
+
+/* The result that the next of the blocking calls is to give instead, or 0. They are made by one
+ * thread at a time, but for plain calls of the tier's thread, which tests do not count. */
+static int shim_call(struct disk_shim *shim, int result)
+{
+    if (result < 0)
+        return result;
+    if (shim->fail_call == 0)
+        return 0;
+    shim->calls++;
+    return shim->calls == shim->fail_call || (shim->is_failing_on && shim->calls > shim->fail_call)
+               ? shim->call_result
+               : 0;
+}
 
 static int shim_open(void *ctx, const char *path, int flags, mode_t mode)
 {
     struct disk_shim *shim = ctx;
+    int r = shim_call(shim, shim->open_result);
 
-    if (shim->open_result < 0)
-        return shim->open_result;
-    if ((flags & O_DIRECT) && shim->direct_result < 0)
-        return shim->direct_result;
-    return kvt_disk_io_real.open(NULL, path, flags, mode);
+    if (r == 0 && (flags & O_DIRECT))
+        r = shim->direct_result;
+    return r < 0 ? r : kvt_disk_io_real.open(NULL, path, flags, mode);
 }
 
 static int shim_file_info(void *ctx, int fd, struct kvt_disk_file_info *ret_info)
 {
     struct disk_shim *shim = ctx;
+    int r = shim_call(shim, shim->file_info_result);
 
-    return shim->file_info_result < 0 ? shim->file_info_result
-                                      : kvt_disk_io_real.file_info(NULL, fd, ret_info);
+    return r < 0 ? r : kvt_disk_io_real.file_info(NULL, fd, ret_info);
+}
+
+static int shim_device_info(void *ctx, int fd, struct kvt_disk_device_info *ret_info)
+{
+    struct disk_shim *shim = ctx;
+    int r = shim_call(shim, shim->device_info_result);
+
+    return r < 0 ? r : kvt_disk_io_real.device_info(NULL, fd, ret_info);
+}
+
+static int shim_lock(void *ctx, int fd)
+{
+    struct disk_shim *shim = ctx;
+    int r = shim_call(shim, shim->lock_result);
+
+    return r < 0 ? r : kvt_disk_io_real.lock(NULL, fd);
+}
+
+static int shim_sync_parent(void *ctx, const char *path)
+{
+    struct disk_shim *shim = ctx;
+    int r = shim_call(shim, shim->sync_parent_result);
+
+    return r < 0 ? r : kvt_disk_io_real.sync_parent(NULL, path);
 }
 
 static int shim_fallocate(void *ctx, int fd, uint64_t bytes)
 {
     struct disk_shim *shim = ctx;
+    int r = shim_call(shim, shim->fallocate_result);
 
-    return shim->fallocate_result < 0 ? shim->fallocate_result
-                                      : kvt_disk_io_real.fallocate(NULL, fd, bytes);
+    return r < 0 ? r : kvt_disk_io_real.fallocate(NULL, fd, bytes);
 }
 
 static int shim_truncate(void *ctx, int fd, uint64_t bytes)
 {
     struct disk_shim *shim = ctx;
+    int r = shim_call(shim, shim->truncate_result);
 
-    return shim->truncate_result < 0 ? shim->truncate_result
-                                     : kvt_disk_io_real.truncate(NULL, fd, bytes);
+    return r < 0 ? r : kvt_disk_io_real.truncate(NULL, fd, bytes);
 }
 
 static int64_t shim_pread(void *ctx, int fd, void *buffer, uint32_t bytes, uint64_t offset_bytes)
 {
     struct disk_shim *shim = ctx;
-    int result = atomic_load(&shim->read_result);
+    int r = shim_call(shim, atomic_load(&shim->read_result));
 
-    return result < 0 ? result : kvt_disk_io_real.pread(NULL, fd, buffer, bytes, offset_bytes);
+    return r < 0 ? r : kvt_disk_io_real.pread(NULL, fd, buffer, bytes, offset_bytes);
 }
 
 static int64_t shim_pwrite(void *ctx, int fd, const void *buffer, uint32_t bytes,
@@ -54,18 +91,19 @@ static int64_t shim_pwrite(void *ctx, int fd, const void *buffer, uint32_t bytes
 {
     struct disk_shim *shim = ctx;
     int result = atomic_load(&shim->write_result);
+    int r = shim_call(shim, shim->pwrite_result < 0 ? shim->pwrite_result : result);
 
-    if (shim->pwrite_result < 0)
-        return shim->pwrite_result;
-    return result < 0 ? result : kvt_disk_io_real.pwrite(NULL, fd, buffer, bytes, offset_bytes);
+    if (r < 0 && shim->is_tearing && bytes > 512) /* the front arrives, the rest does not */
+        (void)kvt_disk_io_real.pwrite(NULL, fd, buffer, 512, offset_bytes);
+    return r < 0 ? r : kvt_disk_io_real.pwrite(NULL, fd, buffer, bytes, offset_bytes);
 }
 
 static int shim_fdatasync(void *ctx, int fd)
 {
     struct disk_shim *shim = ctx;
-    int result = atomic_load(&shim->flush_result);
+    int r = shim_call(shim, atomic_load(&shim->flush_result));
 
-    return result < 0 ? result : kvt_disk_io_real.fdatasync(NULL, fd);
+    return r < 0 ? r : kvt_disk_io_real.fdatasync(NULL, fd);
 }
 
 static int shim_ring_open(void *ctx, struct kvt_disk_ring **ret_ring, int fd, uint32_t entries)
@@ -203,6 +241,9 @@ void disk_shim_init(struct disk_shim *shim)
         .ctx = shim,
         .open = shim_open,
         .file_info = shim_file_info,
+        .device_info = shim_device_info,
+        .lock = shim_lock,
+        .sync_parent = shim_sync_parent,
         .fallocate = shim_fallocate,
         .truncate = shim_truncate,
         .pread = shim_pread,

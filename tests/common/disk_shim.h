@@ -11,9 +11,15 @@
 
 struct disk_shim {
     struct kvt_disk_io io; /* give this to the tier */
+    /* Of open, file_info .. fdatasync, in the order they are made: the one with this number (from
+     * 1) gets call_result, and with is_failing_on all that follow as well. 0: none. */
+    uint32_t fail_call, calls;
+    int call_result;
+    bool is_failing_on, is_tearing; /* a write that fails leaves its first 512 bytes */
     /* Results of the calls at start; 0: the real one. */
     int open_result, direct_result, file_info_result, fallocate_result, truncate_result;
-    int pwrite_result, ring_result, register_file_result, register_buffers_result;
+    int pwrite_result, device_info_result, lock_result, sync_parent_result, ring_result;
+    int register_file_result, register_buffers_result;
     /* Completions of reads, writes and flushes: -errno to give instead; 0: as they came. */
     atomic_int read_result, write_result, flush_result;
     atomic_uint fail_every;               /* 0: all of them, n: each n-th */

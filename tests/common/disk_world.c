@@ -71,9 +71,9 @@ void disk_world_open(struct disk_world *world)
 
 void disk_world_open_device(struct disk_world *world)
 {
-    int pid = 0;
+    struct kvt_disk_report report;
 
-    assert_int_equal(kvt_disk_open(&world->tier, &world->config.devices[0], &pid), 0);
+    assert_int_equal(kvt_disk_open(&world->tier, &world->config.devices[0], &report), 0);
 }
 
 static uint8_t byte_of(uint64_t generation, uint64_t i)

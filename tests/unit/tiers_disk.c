@@ -1,13 +1,12 @@
-/* L3 on a real file with a shim before its system calls: round trips, each failure in turn, short,
- * repeated and held-back completions, outages. In every case each transfer comes back exactly once
- * and no read that says "done" has wrong bytes. */
+/* L3 on a real file with a shim before its system calls: round trips, failing, short, repeated and
+ * held-back requests, outages (opening is tiers_disk_file.c's). In every case each transfer comes
+ * back exactly once and no read that says "done" has wrong bytes. */
 #include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -66,9 +65,9 @@ static int world_make(void **state)
 
 static int world_open_result(struct world *world)
 {
-    int pid = -1;
+    struct kvt_disk_report report;
 
-    return kvt_disk_open(&world->tier, &world->config, &pid);
+    return kvt_disk_open(&world->tier, &world->config, &report);
 }
 
 static int world_free(void **state)
@@ -265,71 +264,6 @@ static void test_fallbacks(void **state)
     world->shim.fallocate_result = -EOPNOTSUPP;
     assert_int_equal(unlink(world->path), 0);
     round_trips(world, "not preallocated");
-}
-
-static void test_open_failures(void **state)
-{
-    struct world *world = *state;
-    int *results[] = {&world->shim.open_result, &world->shim.file_info_result,
-                      &world->shim.truncate_result, &world->shim.fallocate_result,
-                      &world->shim.pwrite_result};
-    struct stat st;
-
-    for (size_t i = 0; i < KVT_COUNT_OF(results); i++) {
-        *results[i] = i == 3 ? -ENOSPC : -EIO;
-        assert_int_equal(world_open_result(world), i == 3 ? -ENOSPC : -EIO);
-        assert_null(world->tier);
-        *results[i] = 0;
-        (void)unlink(world->path);
-    }
-    world->shim.fallocate_result = -ENOSPC;
-    assert_int_equal(world_open_result(world), -ENOSPC);
-    assert_int_equal(stat(world->path, &st), 0);
-    assert_true(st.st_size <= KVT_DISK_DATA_OFFSET_BYTES); /* the space is not kept */
-    world->shim.fallocate_result = 0;
-    assert_int_equal(world_open_result(world), 0); /* and with room it goes on */
-    assert_int_equal(stat(world->path, &st), 0);
-    assert_int_equal(st.st_size, world->config.bytes);
-    assert_int_equal(st.st_mode & 0777, 0600);
-    world->tier = kvt_tier_close(world->tier);
-    world->config.bytes = KVT_DISK_DATA_OFFSET_BYTES;
-    assert_int_equal(world_open_result(world), KVT_DISK_E_TOO_SMALL);
-    world->config.bytes = KVT_DISK_DATA_OFFSET_BYTES + 2 * world->slot_bytes; /* smaller: shrinks */
-    assert_int_equal(world_open_result(world), 0);
-    assert_int_equal(stat(world->path, &st), 0);
-    assert_int_equal(st.st_size, world->config.bytes);
-    world->tier = kvt_tier_close(world->tier);
-    world->config.path = "/nonexistent/l3";
-    assert_int_equal(world_open_result(world), -ENOENT);
-    world->config.path = world->path;
-}
-
-static void test_foreign_and_busy(void **state)
-{
-    struct world *world = *state;
-    char text[] = "precious", back[16] = {0};
-    struct kvt_tier *second = NULL;
-    int fd, pid = -1;
-
-    fd = open(world->path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    assert_int_equal(write(fd, text, sizeof(text)), sizeof(text));
-    assert_int_equal(world_open_result(world), KVT_DISK_E_FOREIGN);
-    assert_int_equal(pread(fd, back, sizeof(back), 0), sizeof(text));
-    assert_string_equal(back, text);
-    assert_int_equal(ftruncate(fd, 0), 0);
-    assert_int_equal(world_open_result(world), 0);
-    assert_int_equal(kvt_disk_open(&second, &world->config, &pid), KVT_DISK_E_BUSY);
-    assert_int_equal(pid, getpid());
-    assert_null(second);
-    world->tier = kvt_tier_close(world->tier);
-    /* One copy of the superblock may be lost; a file with both lost is not taken for ours. */
-    memset(back, 0x11, sizeof(back));
-    assert_int_equal(pwrite(fd, back, sizeof(back), 0), sizeof(back));
-    assert_int_equal(world_open_result(world), 0);
-    world->tier = kvt_tier_close(world->tier);
-    assert_int_equal(pwrite(fd, back, sizeof(back), KVT_DISK_SUPER_BYTES), sizeof(back));
-    assert_int_equal(world_open_result(world), KVT_DISK_E_FOREIGN);
-    close(fd);
 }
 
 static void test_errors_by_kind(void **state)
@@ -693,8 +627,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         WORLD_TEST(test_round_trip),
         WORLD_TEST(test_fallbacks),
-        WORLD_TEST(test_open_failures),
-        WORLD_TEST(test_foreign_and_busy),
         WORLD_TEST(test_errors_by_kind),
         WORLD_TEST(test_short),
         WORLD_TEST(test_repeated_completions),

@@ -1,8 +1,11 @@
 /* Opening and closing L3. The thread is in loop.c, its requests in flight.c. */
 #include "tiers/disk/disk.h"
 
+#include <string.h>
+
 #include "daemon/base/alloc.h"
 #include "daemon/base/clock.h"
+#include "tiers/disk/catalog.h"
 #include "tiers/disk/loop.h"
 
 #define FAILURES_MAX_DEFAULT 8u
@@ -49,17 +52,58 @@ static void disk_configure(struct kvt_disk *disk, const struct kvt_disk_config *
     disk->open_writes_count = config->inflight_max + 2;
 }
 
-int kvt_disk_open(struct kvt_tier **ret_tier, const struct kvt_disk_config *config, int *ret_pid)
+const char *kvt_disk_result_text(int result)
+{
+    switch (result) {
+    case KVT_DISK_E_BUSY:
+        return "is in use by another daemon";
+    case KVT_DISK_E_FOREIGN:
+        return "is not of kvtierd, or its superblock is damaged";
+    case KVT_DISK_E_TOO_SMALL:
+        return "leaves no room for data";
+    case KVT_DISK_E_OTHER_STORE:
+        return "belongs to another store";
+    case KVT_DISK_E_OTHER_VERSION:
+        return "has a newer format";
+    case KVT_DISK_E_MOUNTED:
+        return "is mounted, or held by another program";
+    case KVT_DISK_E_READ_ONLY:
+        return "is read-only";
+    default:
+        return strerrordesc_np(result < 0 ? -result : result);
+    }
+}
+
+int kvt_disk_read_catalog(struct kvt_disk *disk, struct kvt_disk_catalog *ret_catalog)
+{
+    return kvt_disk_catalog_read(&disk->file, disk->io, ret_catalog);
+}
+
+int kvt_disk_write_catalog(struct kvt_disk *disk, uint32_t number, const void *data, uint32_t bytes)
+{
+    return kvt_disk_catalog_write(&disk->file, disk->io, number, data, bytes);
+}
+
+int kvt_disk_sync(struct kvt_disk *disk)
+{
+    int r = disk->io->fdatasync(disk->io->ctx, disk->file.fd);
+
+    return r < 0 ? kvt_trace(r) : 0;
+}
+
+int kvt_disk_open(struct kvt_tier **ret_tier, const struct kvt_disk_config *config,
+                  struct kvt_disk_report *ret_report)
 {
     struct kvt_disk *disk;
     int r;
 
+    memset(ret_report, 0, sizeof(*ret_report));
     if (config->inflight_max == 0 || config->host_memory_bytes == 0)
         return kvt_trace(-EINVAL);
     disk = kvt_alloc_aligned(KVT_CACHE_LINE_BYTES, sizeof(*disk));
     if (disk == NULL)
         return kvt_trace(-ENOMEM);
-    disk->file.fd = disk->file.lock_fd = -1;
+    disk->file.fd = disk->file.hold_fd = disk->file.lock_fd = -1;
     (void)sem_init(&disk->started, 0, 0);
     disk_configure(disk, config);
     r = kvt_worker_init(&disk->worker, &disk_ops, config->inflight_max, config->doorbell);
@@ -68,7 +112,7 @@ int kvt_disk_open(struct kvt_tier **ret_tier, const struct kvt_disk_config *conf
         r = disk->open_writes == NULL ? -ENOMEM : 0;
     }
     if (r == 0)
-        r = kvt_disk_file_open(&disk->file, disk->io, config->path, config->bytes, ret_pid);
+        r = kvt_disk_file_open(&disk->file, disk->io, config, ret_report);
     if (r == 0) {
         disk->worker.tier.capacity_bytes = disk->file.bytes - KVT_DISK_DATA_OFFSET_BYTES;
         r = kvt_worker_start(&disk->worker, "kvt-disk", kvt_disk_loop);

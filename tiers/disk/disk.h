@@ -1,8 +1,9 @@
-/* L3: one preallocated file, O_DIRECT, io_uring, one thread. Slots go in and out whole, straight
- * from and to L2 memory (registered buffers and file where the limits allow). Bytes in flight are
- * bounded and tuned: more than the device can use only adds latency. Every read is verified.
+/* A device of L3: a preallocated file or a raw block device, O_DIRECT, io_uring, one thread. Slots
+ * go in and out whole, straight from and to L2 memory (registered buffers and file where the limits
+ * allow). Bytes in flight are bounded and tuned: more than the device can use only adds latency.
+ * Every read is verified.
  *
- *   file:  superblock (4 KiB, twice) | data: slots at 4 KiB multiples ............... |
+ *   superblock, state, catalog (2 MiB) | data: slots at 4 KiB multiples ............... |
  *
  * offset_bytes of a KVT_PLACE_DISK is into the data area. The file never grows past `bytes`. A
  * device that fails again and again, or gives back many damaged slots in a row, is out of service:
@@ -19,9 +20,12 @@
 struct kvt_disk_io; /* table of system calls, the seam for fault shims: tiers/disk/io.h */
 
 struct kvt_disk_config {
-    const char *path;     /* of the file; its directory exists; created 0600 */
-    uint64_t bytes;       /* superblock and data together */
-    uint8_t *host_memory; /* L2: both ends of every transfer */
+    const char *path;      /* a file (its directory exists; made 0600) or a raw block device */
+    const char *lock_path; /* names the holder; NULL: PATH.lock, and of a raw device none */
+    uint64_t bytes;        /* all of it counted, never exceeded; 0: the whole raw device */
+    uint8_t store_id[16];  /* of the set; all zero: the device's own, or a new one */
+    bool is_format;        /* what is not ours, not of this set or of a newer format is made ours */
+    uint8_t *host_memory;  /* L2: both ends of every transfer */
     uint64_t host_memory_bytes;
     uint64_t inflight_bytes_max; /* 0: tuned by the tier, starting at 4 MiB a direction */
     uint32_t inflight_max;
@@ -32,12 +36,43 @@ struct kvt_disk_config {
     struct kvt_doorbell *doorbell;
 };
 
-enum {
-    KVT_DISK_E_BUSY = 1,      /* another daemon holds the file's lock; *ret_pid says which */
-    KVT_DISK_E_FOREIGN = 2,   /* a file that is not ours is there: not touched */
-    KVT_DISK_E_TOO_SMALL = 3, /* `bytes` leaves no room for data */
+enum kvt_disk_result {
+    KVT_DISK_E_BUSY = 1,          /* another daemon has it: report->pid */
+    KVT_DISK_E_FOREIGN = 2,       /* what is there is not ours (or its superblock is lost) */
+    KVT_DISK_E_TOO_SMALL = 3,     /* `bytes` leaves no room for data */
+    KVT_DISK_E_OTHER_STORE = 4,   /* ours, of another set of devices */
+    KVT_DISK_E_OTHER_VERSION = 5, /* ours, of a newer format */
+    KVT_DISK_E_MOUNTED = 6,       /* a raw device that is mounted, or that something else holds */
+    KVT_DISK_E_READ_ONLY = 7,     /* the file system or the device */
+};
+/* "is mounted, or held by another program"; of -errno the system's text. */
+const char *kvt_disk_result_text(int result);
+
+/* What was found, and what was done about it. */
+struct kvt_disk_report {
+    int pid; /* E_BUSY: who has it; 0: not known */
+    uint8_t store_id[16], device_uuid[16];
+    uint64_t bytes; /* in use, superblock and catalog counted */
+    bool is_raw;
+    bool is_made;      /* it has no contents: new, formatted, upgraded, or cut off at the front */
+    bool is_upgraded;  /* it was of format version 1, whose contents cannot be found again */
+    bool is_truncated; /* shorter than its superblock says: what lay behind is gone, reads miss */
+    bool is_no_space;  /* less than configured: there is no room for more. Contents are kept */
+    char why[160];     /* for people, of a result that is not 0; "" where its text says it all */
 };
 
-/* -errno (ENOSPC: the file system has not that much room), one of the above, or 0. */
+/* 0, a kvt_disk_result, or -errno (ENOSPC: no room even for the smallest; ELOOP: a symbolic link to
+ * nothing; ENOTSUP: blocks larger than 4 KiB). The report is always set. What is not opened is not
+ * changed, but that a file may be left without data when its space cannot be had. */
 KVT_MUST_USE int kvt_disk_open(struct kvt_tier **ret_tier, const struct kvt_disk_config *config,
-                               int *ret_pid);
+                               struct kvt_disk_report *ret_report);
+
+/* Of a device that is open (kvt_disk_set_device gives it); see catalog.h. All block, any thread,
+ * but one at a time for the catalog. */
+struct kvt_disk;
+struct kvt_disk_catalog;
+KVT_MUST_USE int kvt_disk_read_catalog(struct kvt_disk *disk, struct kvt_disk_catalog *ret_catalog);
+KVT_MUST_USE int kvt_disk_write_catalog(struct kvt_disk *disk, uint32_t number, const void *data,
+                                        uint32_t bytes);
+/* All transfers to it that were reaped are durable. 0 or -errno. */
+KVT_MUST_USE int kvt_disk_sync(struct kvt_disk *disk);

@@ -2,202 +2,378 @@
 
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/random.h>
 #include <unistd.h>
 
 #include "daemon/base/alloc.h"
 #include "daemon/base/bytes.h"
 #include "daemon/base/clock.h"
-#include "daemon/base/hash.h"
+#include "tiers/disk/catalog.h"
 
-#define SUPER_MAGIC 0x314b53494454564bull /* "KVTDISK1" read as little-endian */
-#define SUPER_VERSION 1u
-#define SUPER_ENDIAN_MARK 0x01020304u
-
-enum super_field {
-    AT_MAGIC = 0,
-    AT_VERSION = 8,
-    AT_ENDIAN_MARK = 12,
-    AT_UUID = 16,
-    AT_BYTES = 32,
-    AT_DATA_OFFSET = 40,
-    AT_CREATED_REAL_NS = 48,
-    AT_HASH = KVT_DISK_SUPER_BYTES - 8,
+/* One opening: what the steps below tell each other. */
+struct opening {
+    struct kvt_disk_file *file;
+    const struct kvt_disk_io *io;
+    const struct kvt_disk_config *config;
+    struct kvt_disk_report *report;
+    uint64_t there_bytes, allocated_bytes; /* of the file or device, now */
+    uint64_t want_bytes;                   /* what it is to use */
 };
 
-static bool super_is_valid(const uint8_t *super)
+/* ---- superblock ----------------------------------------------------------------------------- */
+
+static int super_copy_write(struct kvt_disk_file *file, const struct kvt_disk_io *io, uint32_t copy)
 {
-    return kvt_get_u64(super, AT_MAGIC) == SUPER_MAGIC &&
-           kvt_get_u32(super, AT_VERSION) == SUPER_VERSION &&
-           kvt_get_u32(super, AT_ENDIAN_MARK) == SUPER_ENDIAN_MARK &&
-           kvt_get_u64(super, AT_HASH) == kvt_hash64(super, AT_HASH, 0);
+    int64_t n = io->pwrite(io->ctx, file->fd, file->super, KVT_DISK_SUPER_BYTES,
+                           copy * KVT_DISK_SUPER_BYTES);
+    int r;
+
+    if (n != KVT_DISK_SUPER_BYTES)
+        return kvt_trace(n < 0 ? (int)n : -EIO);
+    r = io->fdatasync(io->ctx, file->fd);
+    return r < 0 ? kvt_trace(r) : 0;
 }
 
-static int super_make(uint8_t *super)
+/* What `about` says, first over the copy that does not count: a torn write leaves a whole one. */
+static int super_write(struct kvt_disk_file *file, const struct kvt_disk_io *io)
 {
-    memset(super, 0, KVT_DISK_SUPER_BYTES);
-    kvt_put_u64(super, AT_MAGIC, SUPER_MAGIC);
-    kvt_put_u32(super, AT_VERSION, SUPER_VERSION);
-    kvt_put_u32(super, AT_ENDIAN_MARK, SUPER_ENDIAN_MARK);
-    if (getrandom(super + AT_UUID, 16, 0) != 16)
-        return kvt_trace(-EIO);
-    kvt_put_u64(super, AT_DATA_OFFSET, KVT_DISK_DATA_OFFSET_BYTES);
-    kvt_put_u64(super, AT_CREATED_REAL_NS, kvt_clock_real_ns());
-    return 0;
+    uint32_t first = !file->super_copy;
+    int r;
+
+    file->about.version = KVT_DISK_SUPER_VERSION;
+    file->about.serial++;
+    kvt_disk_super_encode(file->super, &file->about);
+    r = super_copy_write(file, io, first);
+    if (r == 0)
+        r = super_copy_write(file, io, !first);
+    return r;
 }
 
-/* Both copies, for a file of @bytes. */
-static int super_write(struct kvt_disk_file *file, const struct kvt_disk_io *io, uint64_t bytes)
+/* Is @super to be believed rather than @other? */
+static bool is_newer(const struct kvt_disk_super *super, const struct kvt_disk_super *other)
 {
-    kvt_put_u64(file->super, AT_BYTES, bytes);
-    kvt_put_u64(file->super, AT_HASH, kvt_hash64(file->super, AT_HASH, 0));
-    for (uint32_t copy = 0; copy < 2; copy++) {
-        int64_t n = io->pwrite(io->ctx, file->fd, file->super, KVT_DISK_SUPER_BYTES,
-                               copy * KVT_DISK_SUPER_BYTES);
-
-        if (n < 0)
-            return kvt_trace((int)n);
-        if (n != KVT_DISK_SUPER_BYTES)
-            return kvt_trace(-EIO);
-    }
-    return 0;
+    return super->version != other->version ? super->version > other->version
+                                            : super->serial > other->serial;
 }
 
-/* Reads the first valid copy. 0, KVT_DISK_E_FOREIGN or -errno. */
+/* Finds the copy that counts. 0, KVT_DISK_E_FOREIGN, KVT_DISK_E_OTHER_VERSION or -errno. */
 static int super_read(struct kvt_disk_file *file, const struct kvt_disk_io *io)
 {
+    uint8_t *blocks[2] = {file->super, file->probe};
+    struct kvt_disk_super super;
+    bool is_found = false, is_other_version = false;
+    int error = 0, r;
+
     for (uint32_t copy = 0; copy < 2; copy++) {
-        int64_t n = io->pread(io->ctx, file->fd, file->super, KVT_DISK_SUPER_BYTES,
+        int64_t n = io->pread(io->ctx, file->fd, blocks[copy], KVT_DISK_SUPER_BYTES,
                               copy * KVT_DISK_SUPER_BYTES);
 
         if (n < 0)
-            return kvt_trace((int)n);
-        if (n == KVT_DISK_SUPER_BYTES && super_is_valid(file->super))
-            return 0;
+            error = (int)n;
+        if (n != KVT_DISK_SUPER_BYTES)
+            continue;
+        r = kvt_disk_super_decode(blocks[copy], &super);
+        is_other_version |= r == KVT_DISK_SUPER_E_OTHER_VERSION;
+        if (r != 0 || (is_found && !is_newer(&super, &file->about)))
+            continue;
+        is_found = true;
+        file->about = super;
+        file->super_copy = copy;
     }
-    return KVT_DISK_E_FOREIGN;
-}
-
-static int lock_take(struct kvt_disk_file *file, const char *path, int *ret_pid)
-{
-    kvt_autofree char *lock_path = kvt_alloc_zeroed(strlen(path) + sizeof(".lock"), 1);
-    char text[24] = {0};
-    int bytes;
-
-    if (lock_path == NULL)
-        return kvt_trace(-ENOMEM);
-    snprintf(lock_path, strlen(path) + sizeof(".lock"), "%s.lock", path);
-    file->lock_fd = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (file->lock_fd < 0)
-        return kvt_trace(-errno);
-    if (flock(file->lock_fd, LOCK_EX | LOCK_NB) < 0) {
-        if (errno != EWOULDBLOCK)
-            return kvt_trace(-errno);
-        *ret_pid = 0;
-        if (pread(file->lock_fd, text, sizeof(text) - 1, 0) > 0)
-            *ret_pid = (int)strtol(text, NULL, 10);
-        return KVT_DISK_E_BUSY;
-    }
-    bytes = snprintf(text, sizeof(text), "%d\n", (int)getpid());
-    if (ftruncate(file->lock_fd, 0) < 0 || pwrite(file->lock_fd, text, (size_t)bytes, 0) != bytes)
-        return kvt_trace(errno != 0 ? -errno : -EIO);
+    if (is_other_version)
+        return KVT_DISK_E_OTHER_VERSION;
+    if (!is_found)
+        return error < 0 ? kvt_trace(error) : KVT_DISK_E_FOREIGN;
+    if (file->super_copy == 1)
+        memcpy(file->super, file->probe, KVT_DISK_SUPER_BYTES);
     return 0;
 }
 
-/* O_DIRECT where the file system knows it (EINVAL says that it does not). */
-static int data_open(struct kvt_disk_file *file, const struct kvt_disk_io *io, const char *path)
+/* Makes the copy that does not count like the one that does. A device that refuses is not refused
+ * for it: one copy is enough until the next write. */
+static void super_heal(struct kvt_disk_file *file, const struct kvt_disk_io *io)
 {
-    int flags = O_RDWR | O_CREAT | O_CLOEXEC;
+    uint32_t other = !file->super_copy;
+    int64_t n = io->pread(io->ctx, file->fd, file->probe, KVT_DISK_SUPER_BYTES,
+                          other * KVT_DISK_SUPER_BYTES);
 
-    file->is_direct = true;
-    file->fd = io->open(io->ctx, path, flags | O_DIRECT, 0600);
-    if (file->fd == -EINVAL) {
-        file->is_direct = false;
-        file->fd = io->open(io->ctx, path, flags, 0600);
-    }
-    if (file->fd < 0) {
-        int r = file->fd;
+    if (n != KVT_DISK_SUPER_BYTES || memcmp(file->probe, file->super, KVT_DISK_SUPER_BYTES) != 0)
+        (void)!super_copy_write(file, io, other);
+}
 
-        file->fd = -1;
-        return kvt_trace(r);
-    }
+/* ---- making and recognising ----------------------------------------------------------------- */
+
+static int id_make(uint8_t id[KVT_DISK_ID_BYTES])
+{
+    do {
+        if (getrandom(id, KVT_DISK_ID_BYTES, 0) != KVT_DISK_ID_BYTES)
+            return kvt_trace(-EIO);
+    } while (kvt_bytes_are_zero(id, KVT_DISK_ID_BYTES));
     return 0;
 }
 
-/* Gives the file its size and all of its space. */
-static int data_allocate(struct kvt_disk_file *file, const struct kvt_disk_io *io)
+/* A device without contents: its superblock claims no data yet. */
+static int contents_make(struct opening *opening)
 {
-    int r = io->truncate(io->ctx, file->fd, file->bytes);
+    struct kvt_disk_file *file = opening->file;
+    const struct kvt_disk_io *io = opening->io;
+    int r = opening->there_bytes > 0 ? io->truncate(io->ctx, file->fd, 0) : 0;
 
     if (r < 0)
         return kvt_trace(r);
-    r = io->fallocate(io->ctx, file->fd, file->bytes);
-    file->is_preallocated = r == 0;
-    if (r == 0 || r == -EOPNOTSUPP || r == -ENOSYS)
-        return 0;
-    /* Do not sit on the part that was got; the superblock stays, so the next start goes on. */
-    (void)io->truncate(io->ctx, file->fd, KVT_DISK_DATA_OFFSET_BYTES);
-    return kvt_trace(r);
+    opening->there_bytes = opening->allocated_bytes = 0;
+    file->about = (struct kvt_disk_super){.device_bytes = KVT_DISK_DATA_OFFSET_BYTES,
+                                          .data_offset_bytes = KVT_DISK_DATA_OFFSET_BYTES,
+                                          .created_real_ns = kvt_clock_real_ns()};
+    file->super_copy = 1;
+    opening->report->is_made = true;
+    memcpy(file->about.store_id, opening->config->store_id, KVT_DISK_ID_BYTES);
+    r = id_make(file->about.device_uuid);
+    if (r == 0 && kvt_bytes_are_zero(file->about.store_id, KVT_DISK_ID_BYTES))
+        r = id_make(file->about.store_id);
+    return r == 0 ? super_write(file, io) : r;
 }
 
-static int data_prepare(struct kvt_disk_file *file, const struct kvt_disk_io *io)
+/* A file that ends before its state would begin and has no superblock, but nothing else either, is
+ * one whose making was interrupted (or that was cut off there): there are no contents to spare. */
+static bool is_beginning(const struct opening *opening)
 {
+    const struct kvt_disk_file *file = opening->file;
+    int64_t n;
+
+    if (opening->there_bytes > 2 * KVT_DISK_SUPER_BYTES)
+        return false;
+    memset(file->super, 0, KVT_DISK_SUPER_BYTES);
+    n = opening->io->pread(opening->io->ctx, file->fd, file->super, KVT_DISK_SUPER_BYTES, 0);
+    return n >= 0 && (kvt_get_u64(file->super, KVT_DISK_SUPER_AT_MAGIC) == KVT_DISK_SUPER_MAGIC ||
+                      kvt_bytes_are_zero(file->super, KVT_DISK_SUPER_BYTES));
+}
+
+/* Whose it is. 0 and it has a superblock of this set, or why not. */
+static int contents_recognise(struct opening *opening)
+{
+    struct kvt_disk_file *file = opening->file;
+    const uint8_t *store_id = opening->config->store_id;
+    bool is_format = opening->config->is_format;
+    int r;
+
+    if (opening->there_bytes == 0)
+        return contents_make(opening);
+    r = super_read(file, opening->io);
+    if (r < 0)
+        return r;
+    if (r == 0 && file->about.version < KVT_DISK_SUPER_VERSION) {
+        opening->report->is_upgraded = true;
+        return contents_make(opening);
+    }
+    if (r == 0 && !kvt_bytes_are_zero(store_id, KVT_DISK_ID_BYTES) &&
+        memcmp(file->about.store_id, store_id, KVT_DISK_ID_BYTES) != 0)
+        r = KVT_DISK_E_OTHER_STORE;
+    if (r != 0) {
+        bool is_ours_to_make = is_format || (r == KVT_DISK_E_FOREIGN && is_beginning(opening));
+
+        return is_ours_to_make ? contents_make(opening) : r;
+    }
+    if (opening->there_bytes < file->about.device_bytes) {
+        opening->report->is_truncated = file->about.device_bytes > KVT_DISK_DATA_OFFSET_BYTES;
+        /* Without state and catalog nothing in the data can be named. */
+        if (opening->there_bytes < KVT_DISK_DATA_OFFSET_BYTES)
+            return contents_make(opening);
+    }
+    super_heal(file, opening->io);
+    return 0;
+}
+
+/* ---- size ----------------------------------------------------------------------------------- */
+
+/* Gives the file its size and all of its space; with no room for that, it keeps @have_bytes. */
+static int space_take(struct opening *opening, uint64_t have_bytes)
+{
+    struct kvt_disk_file *file = opening->file;
+    const struct kvt_disk_io *io = opening->io;
+    uint64_t back_bytes = KVT_MAX(have_bytes, KVT_DISK_DATA_OFFSET_BYTES);
+    int r = io->fallocate(io->ctx, file->fd, opening->want_bytes), undo;
+
+    file->is_preallocated = r == 0;
+    if (r == 0)
+        return 0;
+    if (r == -EOPNOTSUPP || r == -ENOSYS) {
+        r = opening->there_bytes < opening->want_bytes
+                ? io->truncate(io->ctx, file->fd, opening->want_bytes)
+                : 0;
+        return r < 0 ? kvt_trace(r) : 0;
+    }
+    /* Do not sit on the part that was got. */
+    undo = io->truncate(io->ctx, file->fd, back_bytes);
+    if ((r != -ENOSPC && r != -EDQUOT) || undo < 0 || back_bytes == KVT_DISK_DATA_OFFSET_BYTES)
+        return kvt_trace(r);
+    opening->there_bytes = opening->want_bytes = back_bytes;
+    opening->report->is_no_space = true;
+    file->is_preallocated = opening->allocated_bytes >= back_bytes;
+    return 0;
+}
+
+/* Bigger: space first, then the superblock. Smaller: the superblock first. */
+static int size_settle(struct opening *opening)
+{
+    struct kvt_disk_file *file = opening->file;
+    const struct kvt_disk_io *io = opening->io;
+    uint64_t have_bytes = kvt_round_down(KVT_MIN(opening->there_bytes, file->about.device_bytes),
+                                         KVT_DIO_ALIGN_BYTES);
+    int r = 0;
+
+    file->is_preallocated = true;
+    if (opening->want_bytes >= have_bytes && (opening->there_bytes < opening->want_bytes ||
+                                              opening->allocated_bytes < opening->want_bytes))
+        r = space_take(opening, have_bytes);
+    if (r == 0 && file->about.device_bytes != opening->want_bytes) {
+        file->about.device_bytes = opening->want_bytes;
+        r = super_write(file, io);
+    }
+    if (r == 0 && opening->there_bytes > opening->want_bytes)
+        r = io->truncate(io->ctx, file->fd, opening->want_bytes);
+    file->bytes = opening->want_bytes;
+    return r < 0 ? kvt_trace(r) : 0;
+}
+
+/* ---- opening -------------------------------------------------------------------------------- */
+
+/* Opens what is there to hold it, or makes a file: never where a symbolic link points to. */
+static int hold_open(struct opening *opening)
+{
+    struct kvt_disk_file *file = opening->file;
+    const struct kvt_disk_io *io = opening->io;
+    const char *path = opening->config->path;
+    int r = io->open(io->ctx, path, O_RDWR | O_CLOEXEC, 0600);
+
+    if (r == -ENOENT && opening->config->bytes > 0) {
+        r = io->open(io->ctx, path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        if (r == -EEXIST)
+            r = -ELOOP;
+        if (r >= 0) {
+            file->hold_fd = r;
+            r = io->sync_parent(io->ctx, path);
+            /* A folder may be writable and not readable. */
+            return r < 0 && r != -EACCES ? kvt_trace(r) : 0;
+        }
+    }
+    if (r == -EROFS)
+        return KVT_DISK_E_READ_ONLY;
+    if (r < 0)
+        return kvt_trace(r);
+    file->hold_fd = r;
+    return 0;
+}
+
+static int lock_take(struct opening *opening)
+{
+    const char *path = opening->config->lock_path;
+    kvt_autofree char *own_path = NULL;
+    int r;
+
+    if (path == NULL) {
+        path = own_path = kvt_disk_lock_path(opening->config->path);
+        if (own_path == NULL)
+            return kvt_trace(-ENOMEM);
+    }
+    r = kvt_disk_lock_take(opening->file, opening->io, path, &opening->report->pid);
+    return r == -EROFS ? KVT_DISK_E_READ_ONLY : r;
+}
+
+static int data_open(struct kvt_disk_file *file, const struct kvt_disk_io *io, const char *path)
+{
+    int fd = io->open(io->ctx, path, O_RDWR | O_CLOEXEC | O_DIRECT, 0);
+
+    file->is_direct = fd != -EINVAL;
+    if (fd == -EINVAL) /* the file system does not know O_DIRECT */
+        fd = io->open(io->ctx, path, O_RDWR | O_CLOEXEC, 0);
+    if (fd < 0)
+        return kvt_trace(fd);
+    file->fd = fd;
+    return 0;
+}
+
+static int data_prepare(struct opening *opening)
+{
+    struct kvt_disk_file *file = opening->file;
+    const struct kvt_disk_io *io = opening->io;
     struct kvt_disk_file_info info;
     int r = io->file_info(io->ctx, file->fd, &info);
 
     if (r < 0)
         return kvt_trace(r);
-    if (!info.is_regular)
-        return KVT_DISK_E_FOREIGN;
-    r = info.bytes == 0 ? super_make(file->super) : super_read(file, io);
-    if (r != 0)
-        return r;
-    if (kvt_get_u64(file->super, AT_BYTES) != file->bytes) {
-        r = super_write(file, io, file->bytes);
-        if (r < 0)
-            return kvt_trace(r);
-    }
-    file->is_preallocated = true;
-    if (info.bytes != file->bytes || info.allocated_bytes < file->bytes)
-        r = data_allocate(file, io);
+    opening->there_bytes = info.bytes;
+    opening->allocated_bytes = info.allocated_bytes;
+    opening->want_bytes = kvt_round_down(opening->config->bytes, KVT_DIO_ALIGN_BYTES);
+    if (opening->want_bytes <= KVT_DISK_DATA_OFFSET_BYTES)
+        return KVT_DISK_E_TOO_SMALL;
+    r = contents_recognise(opening);
+    if (r == 0)
+        r = size_settle(opening);
     if (r == 0)
         r = io->fdatasync(io->ctx, file->fd);
-    return r < 0 ? kvt_trace(r) : 0;
+    return r < 0 ? kvt_trace(r) : r;
 }
 
-int kvt_disk_file_open(struct kvt_disk_file *file, const struct kvt_disk_io *io, const char *path,
-                       uint64_t bytes, int *ret_pid)
+static int opening_run(struct opening *opening)
 {
+    struct kvt_disk_file *file = opening->file;
+    const struct kvt_disk_io *io = opening->io;
+    const struct kvt_disk_config *config = opening->config;
+    struct kvt_disk_file_info info;
     int r;
 
-    *file = (struct kvt_disk_file){.fd = -1, .lock_fd = -1};
-    file->bytes = kvt_round_down(bytes, KVT_DIO_ALIGN_BYTES);
-    if (file->bytes <= KVT_DISK_DATA_OFFSET_BYTES)
+    if (config->bytes > 0 && config->bytes < KVT_DISK_DATA_OFFSET_BYTES + KVT_DIO_ALIGN_BYTES)
         return KVT_DISK_E_TOO_SMALL;
+    r = hold_open(opening);
+    if (r != 0)
+        return r;
+    r = io->file_info(io->ctx, file->hold_fd, &info);
+    if (r < 0)
+        return kvt_trace(r);
+    if (!info.is_regular)
+        return KVT_DISK_E_FOREIGN;
+    r = lock_take(opening);
+    if (r == 0)
+        r = data_open(file, io, config->path);
+    return r == 0 ? data_prepare(opening) : r;
+}
+
+int kvt_disk_file_open(struct kvt_disk_file *file, const struct kvt_disk_io *io,
+                       const struct kvt_disk_config *config, struct kvt_disk_report *report)
+{
+    struct opening opening = {.file = file, .io = io, .config = config, .report = report};
+    int r;
+
+    memset(report, 0, sizeof(*report));
+    *file = (struct kvt_disk_file){.fd = -1, .hold_fd = -1, .lock_fd = -1};
     file->super = kvt_alloc_aligned(KVT_DIO_ALIGN_BYTES, KVT_DISK_SUPER_BYTES);
     file->probe = kvt_alloc_aligned(KVT_DIO_ALIGN_BYTES, KVT_DISK_SUPER_BYTES);
-    r = file->super == NULL || file->probe == NULL ? -ENOMEM : 0;
+    file->records = kvt_alloc_aligned(KVT_DIO_ALIGN_BYTES, 2 * KVT_DISK_RECORD_BYTES_MAX);
+    r = file->super == NULL || file->probe == NULL || file->records == NULL ? -ENOMEM : 0;
     if (r == 0)
-        r = lock_take(file, path, ret_pid);
-    if (r == 0)
-        r = data_open(file, io, path);
-    if (r == 0)
-        r = data_prepare(file, io);
-    if (r != 0)
+        r = opening_run(&opening);
+    if (r != 0) {
         kvt_disk_file_close(file);
-    return r;
+        return r;
+    }
+    report->bytes = file->bytes;
+    report->is_raw = file->is_raw;
+    memcpy(report->store_id, file->about.store_id, KVT_DISK_ID_BYTES);
+    memcpy(report->device_uuid, file->about.device_uuid, KVT_DISK_ID_BYTES);
+    return 0;
 }
 
 void kvt_disk_file_close(struct kvt_disk_file *file)
 {
-    if (file->fd >= 0)
-        (void)close(file->fd);
-    if (file->lock_fd >= 0)
-        (void)close(file->lock_fd);
+    const int fds[] = {file->fd, file->lock_fd, file->hold_fd};
+
+    for (size_t i = 0; i < KVT_COUNT_OF(fds); i++)
+        if (fds[i] >= 0)
+            (void)close(fds[i]);
     kvt_free(file->super);
     kvt_free(file->probe);
-    *file = (struct kvt_disk_file){.fd = -1, .lock_fd = -1};
+    kvt_free(file->records);
+    *file = (struct kvt_disk_file){.fd = -1, .hold_fd = -1, .lock_fd = -1};
 }

@@ -38,7 +38,13 @@ struct kvt_disk_cqe {
 
 struct kvt_disk_file_info {
     uint64_t bytes, allocated_bytes;
-    bool is_regular;
+    bool is_regular, is_block;
+};
+
+struct kvt_disk_device_info { /* of a raw block device */
+    uint64_t bytes;
+    uint32_t logical_block_bytes;
+    bool is_read_only;
 };
 
 struct kvt_disk_buffer {
@@ -50,6 +56,10 @@ struct kvt_disk_io {
     void *ctx;
     int (*open)(void *ctx, const char *path, int flags, mode_t mode);
     int (*file_info)(void *ctx, int fd, struct kvt_disk_file_info *ret_info);
+    int (*device_info)(void *ctx, int fd, struct kvt_disk_device_info *ret_info);
+    int (*lock)(void *ctx, int fd); /* -EWOULDBLOCK: somebody else has it */
+    /* The directory entry of @path is durable. */
+    int (*sync_parent)(void *ctx, const char *path);
     int (*fallocate)(void *ctx, int fd, uint64_t bytes);
     int (*truncate)(void *ctx, int fd, uint64_t bytes);
     int64_t (*pread)(void *ctx, int fd, void *buffer, uint32_t bytes, uint64_t offset_bytes);

@@ -1,6 +1,10 @@
 #include <fcntl.h>
 #include <liburing.h>
+#include <linux/fs.h>
 #include <poll.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -33,7 +37,44 @@ static int real_file_info(void *ctx, int fd, struct kvt_disk_file_info *ret_info
     ret_info->bytes = (uint64_t)st.st_size;
     ret_info->allocated_bytes = (uint64_t)st.st_blocks * 512u;
     ret_info->is_regular = S_ISREG(st.st_mode);
+    ret_info->is_block = S_ISBLK(st.st_mode);
     return 0;
+}
+
+static int real_device_info(void *ctx, int fd, struct kvt_disk_device_info *ret_info)
+{
+    uint64_t bytes;
+    int logical_block_bytes, is_read_only;
+
+    (void)ctx;
+    if (ioctl(fd, BLKGETSIZE64, &bytes) < 0 || ioctl(fd, BLKSSZGET, &logical_block_bytes) < 0 ||
+        ioctl(fd, BLKROGET, &is_read_only) < 0)
+        return -errno;
+    *ret_info = (struct kvt_disk_device_info){.bytes = bytes,
+                                              .logical_block_bytes = (uint32_t)logical_block_bytes,
+                                              .is_read_only = is_read_only != 0};
+    return 0;
+}
+
+static int real_lock(void *ctx, int fd)
+{
+    (void)ctx;
+    return flock(fd, LOCK_EX | LOCK_NB) < 0 ? -errno : 0;
+}
+
+static int real_sync_parent(void *ctx, const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    kvt_autofree char *parent = kvt_alloc_text(slash == NULL ? "." : slash == path ? "/" : path);
+    kvt_autoclose int fd = -1;
+
+    (void)ctx;
+    if (parent == NULL)
+        return -ENOMEM;
+    if (slash != NULL && slash != path)
+        parent[slash - path] = '\0';
+    fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return fd < 0 || fsync(fd) < 0 ? -errno : 0;
 }
 
 static int real_fallocate(void *ctx, int fd, uint64_t bytes)
@@ -230,6 +271,9 @@ static uint32_t real_ring_reap(void *ctx, struct kvt_disk_ring *ring, struct kvt
 const struct kvt_disk_io kvt_disk_io_real = {
     .open = real_open,
     .file_info = real_file_info,
+    .device_info = real_device_info,
+    .lock = real_lock,
+    .sync_parent = real_sync_parent,
     .fallocate = real_fallocate,
     .truncate = real_truncate,
     .pread = real_pread,

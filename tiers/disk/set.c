@@ -323,27 +323,19 @@ static void set_close(struct kvt_tier *tier)
 static const struct kvt_tier_ops set_ops = {
     .name = "disk", .submit = set_submit, .reap = set_reap, .close = set_close};
 
-static void report_fill(struct kvt_disk_set_device *device, int result, int pid)
+static void report_fill(struct kvt_disk_set_device *device, int result,
+                        const struct kvt_disk_report *report)
 {
-    *device = (struct kvt_disk_set_device){.result = result};
-    switch (result) {
-    case 0:
+    const char *why = report->why;
+
+    *device = (struct kvt_disk_set_device){.result = result, .pid = report->pid, .report = *report};
+    if (result == 0)
         snprintf(device->text, sizeof(device->text), "open");
-        break;
-    case KVT_DISK_E_BUSY:
-        device->pid = pid;
-        snprintf(device->text, sizeof(device->text), "another daemon (pid %d) has it", pid);
-        break;
-    case KVT_DISK_E_FOREIGN:
-        snprintf(device->text, sizeof(device->text), "what is there is not ours");
-        break;
-    case KVT_DISK_E_TOO_SMALL:
-        snprintf(device->text, sizeof(device->text), "too small for any data");
-        break;
-    default:
-        KVT_ASSERT(result < 0);
-        snprintf(device->text, sizeof(device->text), "%s", strerrordesc_np(-result));
-    }
+    else if (result == KVT_DISK_E_BUSY)
+        snprintf(device->text, sizeof(device->text), "another daemon (pid %d) has it", device->pid);
+    else
+        snprintf(device->text, sizeof(device->text), "%s%s%s", kvt_disk_result_text(result),
+                 why[0] != '\0' ? ": " : "", why);
 }
 
 /* Zones follow each other in the order of the configuration. */
@@ -367,11 +359,12 @@ static void open_members(struct disk_set *set, const struct kvt_disk_set_config 
     for (uint32_t i = 0; i < config->devices_count; i++) {
         struct kvt_disk_config device = config->devices[i];
         struct member *member = &set->members[i];
-        int pid = 0, r;
+        struct kvt_disk_report found;
+        int r;
 
         device.inflight_max = set->tier.inflight_max;
-        r = kvt_disk_open(&member->tier, &device, &pid);
-        report_fill(&report->devices[i], r, pid);
+        r = kvt_disk_open(&member->tier, &device, &found);
+        report_fill(&report->devices[i], r, &found);
         if (r != 0) {
             atomic_init(&set->absent[i].health, KVT_TIER_HEALTH_OUT);
             zone_fill(&set->tier, i, device.path, 0, &set->absent[i]);

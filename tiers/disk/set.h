@@ -35,7 +35,8 @@ struct kvt_disk_set_config {
 struct kvt_disk_set_device {
     int result; /* of kvt_disk_open */
     int pid;    /* KVT_DISK_E_BUSY: of the other daemon, 0: unknown */
-    char text[96];
+    char text[256];
+    struct kvt_disk_report report;
 };
 
 struct kvt_disk_set_report {
