@@ -278,7 +278,7 @@ void kvt_radix_touch(struct kvt_radix *radix, struct kvt_radix_block block)
     if (node == NULL)
         return;
     radix->clock++;
-    path_touch(radix, node);
+    path_touch(radix, node, 0);
     boundary_touch(radix, node, pos + 1);
 }
 

@@ -59,7 +59,7 @@ static void detach_node(struct kvt_radix *radix, struct node *node)
     for (uint32_t ref = node->places; ref != 0; ref = place_at(radix, ref)->sibling) {
         const struct place *place = place_at(radix, ref);
 
-        place_below_sub(radix, parent, place->component, place->bit, 0);
+        place_below_sub(radix, node, place->component, place->bit, 0);
     }
     node_unlink(radix, node);
     hole_unlist(radix, node);

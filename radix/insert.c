@@ -184,7 +184,8 @@ int kvt_radix_insert(struct kvt_radix *radix, const struct kvt_radix_prefix *pre
     *ret_end = walk.node == NULL || walk.pos == 0 ? KVT_RADIX_BLOCK_NONE
                                                   : node_block(radix, walk.node, walk.pos - 1);
     if (walk.node != NULL)
-        path_touch(radix, walk.node);
+        path_touch(radix, walk.node,
+                   prefix->is_untouched ? walk.base_blocks + walk.matched_blocks : 0);
     return 0;
 }
 

@@ -96,7 +96,7 @@ struct node {
     uint32_t first_child;
     uint32_t children_count;
     uint8_t count, cut, cap, flags;
-    uint64_t stamp;
+    uint64_t stamp; /* last use; a child's may be later, and comes up when its copies go */
     uint8_t all[KVT_COMPONENTS_MAX]; /* bits that every live block has */
     uint8_t any[KVT_COMPONENTS_MAX]; /* bits that some live block has */
     uint32_t first_idx;              /* blocks before it on the path */
@@ -353,8 +353,8 @@ void place_add(struct kvt_radix *radix, struct node *node, uint32_t component, u
                uint32_t count);
 void place_sub(struct kvt_radix *radix, struct node *node, uint32_t component, uint32_t bit,
                uint32_t count);
-/* One child less of @node has it; @newer: where in recency that child's successor is, or 0. */
-void place_below_sub(struct kvt_radix *radix, struct node *node, uint32_t component, uint32_t bit,
+/* @child has it no more; @newer: where in recency its successor is, or 0. */
+void place_below_sub(struct kvt_radix *radix, struct node *child, uint32_t component, uint32_t bit,
                      uint32_t newer);
 void place_unlist(struct kvt_radix *radix, struct place *place);
 /* Lists or unlists it as its counts say. */
@@ -368,8 +368,9 @@ void places_split(struct kvt_radix *radix, struct node *upper, struct node *lowe
 void places_merge(struct kvt_radix *radix, struct node *parent, struct node *child);
 /* Full places: the frontier that lies in @node becomes most recent. */
 void node_touch_frontier(struct kvt_radix *radix, struct node *node);
-/* The path to @node was used at radix->clock: leaf first, root last. */
-void path_touch(struct kvt_radix *radix, struct node *node);
+/* The path to @node, or what of it has blocks at @first_idx or behind, was used at radix->clock:
+ * leaf first, root last. */
+void path_touch(struct kvt_radix *radix, struct node *node, uint64_t first_idx);
 /* So was the boundary behind @pos blocks of @node: its windows and its state. */
 void boundary_touch(struct kvt_radix *radix, struct node *node, uint32_t pos);
 void hole_refresh(struct kvt_radix *radix, struct node *node);

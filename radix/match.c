@@ -297,7 +297,7 @@ int kvt_radix_lookup(struct kvt_radix *radix, const struct kvt_radix_lookup *loo
         ret_match->end = node_block(radix, at.node, at.hi - 1);
     if (lookup->is_touch) {
         radix->clock++;
-        path_touch(radix, walk.node);
+        path_touch(radix, walk.node, 0);
         boundary_touch(radix, node_at(radix, ref_of(radix, at.node)), at.hi);
     }
     return 0;

@@ -247,12 +247,16 @@ void place_add(struct kvt_radix *radix, struct node *node, uint32_t component, u
     place_settle(radix, place, 0);
 }
 
-void place_below_sub(struct kvt_radix *radix, struct node *node, uint32_t component, uint32_t bit,
+void place_below_sub(struct kvt_radix *radix, struct node *child, uint32_t component, uint32_t bit,
                      uint32_t newer)
 {
+    uint64_t stamp = child->stamp;
+    struct node *node = node_at(radix, child->parent);
+
     while (!(node->flags & NODE_ROOT)) {
         struct place *place = place_find(radix, node, component, bit);
 
+        node->stamp = stamp = KVT_MAX(node->stamp, stamp);
         KVT_ASSERT(place != NULL && place->below > 0);
         if (--place->below > 0)
             return;
@@ -287,7 +291,7 @@ void place_sub(struct kvt_radix *radix, struct node *node, uint32_t component, u
         return;
     }
     place_free(radix, place);
-    place_below_sub(radix, node_at(radix, node->parent), component, bit, newer);
+    place_below_sub(radix, node, component, bit, newer);
 }
 
 /* ---- split and merge ------------------------------------------------------------------------- */
@@ -420,11 +424,11 @@ void boundary_touch(struct kvt_radix *radix, struct node *node, uint32_t pos)
     }
 }
 
-void path_touch(struct kvt_radix *radix, struct node *node)
+void path_touch(struct kvt_radix *radix, struct node *node, uint64_t first_idx)
 {
     const uint64_t stamp = radix->clock;
 
-    while (!(node->flags & NODE_ROOT)) {
+    while (!(node->flags & NODE_ROOT) && (uint64_t)node->first_idx + node->cut > first_idx) {
         node->stamp = stamp;
         if (node->flags & NODE_FRONTIER)
             node_touch_frontier(radix, node);

@@ -121,6 +121,10 @@ struct kvt_radix_prefix {
     uint64_t tokens_count;
     /* One 32-byte key for each whole block of @tokens, all zero for "none"; NULL: none has one. */
     const uint8_t (*extra_keys)[KVT_EXTRA_KEY_BYTES];
+    /* kvt_radix_insert: what was there before does not become recently used, only the nodes that
+     * get new blocks do. A cursor's path is not walked then: building a long path run by run costs
+     * what is new. Blocks loaded in this way go in the order in which they came. */
+    bool is_untouched;
 };
 
 struct kvt_radix_lookup {
@@ -164,10 +168,11 @@ KVT_MUST_USE int kvt_radix_lookup(struct kvt_radix *radix, const struct kvt_radi
                                   struct kvt_radix_match *ret_match);
 
 /* Makes every whole block of the prefix exist. New blocks have empty masks and are NOT dead until
- * kvt_radix_settle: the caller sets masks (kvt_radix_put), then settles; only kvt_radix_get, _put
- * and _path may be called in between.
- * *ret_end is the prefix's last block, *ret_new_blocks how many were made. All or nothing:
- * KVT_RADIX_E_NO_ROOM and KVT_RADIX_E_STALE leave the tree as it was. */
+ * kvt_radix_settle: the caller sets masks (kvt_radix_put), then settles; only kvt_radix_get, _put,
+ * _path and what reads or sets tags may be called in between.
+ * *ret_end is the prefix's last block, *ret_new_blocks how many were made. The path is recently
+ * used afterwards (see is_untouched); that is what it costs, O(nodes above @prefix->after). All or
+ * nothing: KVT_RADIX_E_NO_ROOM and KVT_RADIX_E_STALE leave the tree as it was. */
 KVT_MUST_USE int kvt_radix_insert(struct kvt_radix *radix, const struct kvt_radix_prefix *prefix,
                                   struct kvt_radix_block *ret_end, uint64_t *ret_new_blocks);
 /* Removes what is dead on the path that ends at @end (as a lease-free, copy-free tail is), and

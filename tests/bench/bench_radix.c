@@ -45,13 +45,13 @@ struct kvt_radix_block bench_radix_store(struct kvt_radix *radix,
                                          const uint8_t bits[2])
 {
     static struct kvt_radix_cell cells[1u << 16];
-    const uint64_t blocks = prefix->tokens_count / BENCH_RADIX_BLOCK_TOKENS;
     struct kvt_radix_block end;
-    uint64_t fresh;
+    uint64_t fresh, blocks;
 
     KVT_ASSERT(kvt_radix_insert(radix, prefix, &end, &fresh) == 0);
     if (fresh == 0)
         return end;
+    blocks = kvt_radix_depth_blocks(radix, end);
     KVT_ASSERT(fresh <= KVT_COUNT_OF(cells));
     KVT_ASSERT(kvt_radix_path(radix, end, 0, blocks - fresh, fresh, cells) == 0);
     for (uint64_t i = 0; i < fresh; i++) {

@@ -199,9 +199,56 @@ static void insert_long(struct bench *bench)
     free(tokens);
 }
 
+struct load {
+    const char *name;
+    uint32_t paths, path_blocks, run_blocks;
+    double target;
+};
+
+/* As a daemon that starts again puts together what its devices still hold: paths run by run, each
+ * below a cursor, every block with a copy. */
+static void load_paths(struct bench *bench, const struct load *load)
+{
+    enum { RUN_BLOCKS_MAX = 64 };
+    static uint32_t tokens[RUN_BLOCKS_MAX * BENCH_RADIX_BLOCK_TOKENS];
+    const uint8_t bits[2] = {1, 1};
+    struct kvt_radix *radix =
+        bench_radix_new((size_t)load->paths * load->path_blocks * 320 + (64 << 20), true);
+    struct kvt_radix_prefix prefix = {
+        .ns = bench_radix_ns(radix, 0), .tokens = tokens, .is_untouched = true};
+    uint64_t start = bench_now_ns();
+
+    KVT_ASSERT(load->run_blocks <= RUN_BLOCKS_MAX);
+    for (uint32_t i = 0; i < load->paths; i++) {
+        uint32_t run;
+
+        prefix.after = KVT_RADIX_BLOCK_NONE;
+        for (uint32_t at = 0; at < load->path_blocks; at += run) {
+            run = KVT_MIN(load->run_blocks, load->path_blocks - at);
+            for (uint32_t k = 0; k < run; k++)
+                tokens[k * BENCH_RADIX_BLOCK_TOKENS] = i * load->path_blocks + at + k;
+            prefix.tokens_count = run * BENCH_RADIX_BLOCK_TOKENS;
+            prefix.after = bench_radix_store(radix, &prefix, 1, bits);
+        }
+    }
+    bench_row(bench, &(struct bench_row){.name = load->name,
+                                         .unit = "ns/block",
+                                         .value = (double)(bench_now_ns() - start) /
+                                                  ((double)load->paths * load->path_blocks),
+                                         .target = load->target});
+    (void)kvt_radix_free(radix);
+}
+
 void bench_radix_insert(struct bench *bench, uint32_t leaves)
 {
+    const struct load loads[] = {
+        {"load a path of 100,000 blocks one by one", 1, 100000, 1, 500},
+        {"load 5 paths of 200,000 blocks in runs of 64", 5, 200000, 64, 100},
+    };
+
     insert_long(bench);
+    for (uint32_t i = 0; i < KVT_COUNT_OF(loads); i++)
+        load_paths(bench, &loads[i]);
     insert_leaves(bench, leaves);
 }
 

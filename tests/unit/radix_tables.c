@@ -258,6 +258,86 @@ static void test_order_of_victims(void **state)
     (void)kvt_radix_free(radix);
 }
 
+/* One block with bit 0 behind @after. */
+static struct kvt_radix_block hang(struct kvt_radix *radix, struct kvt_radix_ns ns,
+                                   struct kvt_radix_block after, uint32_t token, bool is_untouched)
+{
+    const struct kvt_radix_prefix prefix = {.ns = ns,
+                                            .after = after,
+                                            .tokens = &token,
+                                            .tokens_count = 1,
+                                            .is_untouched = is_untouched};
+    struct kvt_radix_block end;
+    uint64_t fresh;
+
+    assert_int_equal(kvt_radix_insert(radix, &prefix, &end, &fresh), 0);
+    assert_int_equal(fresh, 1);
+    assert_int_equal(kvt_radix_put(radix, end, 0, 1, 1), 0);
+    return end;
+}
+
+/* An insert below a block uses it, or does not. */
+static void test_insert_untouched(void **state)
+{
+    (void)state;
+    for (uint32_t is_untouched = 0; is_untouched < 2; is_untouched++) {
+        struct kvt_radix *radix = tree_new(1 << 20);
+        struct kvt_radix_ns ns = ns_open(radix, 1, "f", 0);
+        const struct kvt_radix_victims which = {.bit = 1, .ns = ns, .component = UINT32_MAX};
+        const struct kvt_radix_block first = hang(radix, ns, KVT_RADIX_BLOCK_NONE, 1, false);
+        struct kvt_radix_block second;
+        struct kvt_radix_victim victim;
+
+        (void)hang(radix, ns, first, 10, false); /* two, so that a third changes no node */
+        (void)hang(radix, ns, first, 11, false);
+        assert_int_equal(kvt_radix_put(radix, first, 0, 2, 1), 0);
+        second = hang(radix, ns, KVT_RADIX_BLOCK_NONE, 2, false);
+        assert_int_equal(kvt_radix_put(radix, second, 0, 2, 1), 0);
+        (void)hang(radix, ns, first, 12, is_untouched == 1);
+        check(radix);
+        assert_int_equal(kvt_radix_victims(radix, &which, 1, &victim), 1);
+        assert_int_equal(kvt_radix_block_id(victim.block),
+                         kvt_radix_block_id(is_untouched == 1 ? first : second));
+        (void)kvt_radix_free(radix);
+    }
+}
+
+/* What is loaded without touching goes in the order in which it came, a path with the last of its
+ * leaves: here behind more blocks than a search in the list passes. */
+static void test_order_of_untouched(void **state)
+{
+    enum { OTHERS = 100, NODE = 64 };
+    struct kvt_radix *radix = tree_new(4 << 20);
+    struct kvt_radix_ns ns = ns_open(radix, 1, "f", 0);
+    const struct kvt_radix_victims which = {.ns = ns, .component = UINT32_MAX};
+    struct kvt_radix_victim victims[OTHERS + NODE];
+    struct kvt_radix_block path[NODE], others[OTHERS], leaf, at = KVT_RADIX_BLOCK_NONE;
+
+    (void)state;
+    others[0] = hang(radix, ns, KVT_RADIX_BLOCK_NONE, 500, true);
+    others[1] = hang(radix, ns, KVT_RADIX_BLOCK_NONE, 501, true);
+    (void)hang(radix, ns, others[0], 502, true); /* makes a node longer: that one is new again */
+    assert_int_equal(kvt_radix_victims(radix, &which, 3, victims), 3);
+    assert_int_equal(kvt_radix_block_id(victims[0].block), kvt_radix_block_id(others[1]));
+    for (uint32_t i = 0; i < 3; i++)
+        assert_int_equal(kvt_radix_drop(radix, victims[i].block, 0, 1, NULL), 0);
+    for (uint32_t i = 0; i < NODE; i++)
+        at = path[i] = hang(radix, ns, at, i, true);
+    for (uint32_t i = 0; i < OTHERS; i++)
+        others[i] = hang(radix, ns, KVT_RADIX_BLOCK_NONE, 1000 + i, true);
+    leaf = hang(radix, ns, at, NODE, true);
+    check(radix);
+    assert_int_equal(kvt_radix_drop(radix, leaf, 0, 1, NULL), 0);
+    check(radix);
+    assert_int_equal(kvt_radix_victims(radix, &which, OTHERS + NODE, victims), OTHERS + NODE);
+    for (uint32_t i = 0; i < OTHERS; i++)
+        assert_int_equal(kvt_radix_block_id(victims[i].block), kvt_radix_block_id(others[i]));
+    for (uint32_t i = 0; i < NODE; i++)
+        assert_int_equal(kvt_radix_block_id(victims[OTHERS + i].block),
+                         kvt_radix_block_id(path[NODE - 1 - i]));
+    (void)kvt_radix_free(radix);
+}
+
 static void test_detach(void **state)
 {
     struct kvt_radix *radix = tree_new(1 << 20);
@@ -290,15 +370,15 @@ static void test_detach(void **state)
     (void)kvt_radix_free(radix);
 }
 
-/* A row of one-block edges, forced by a side branch at each; a path of 100,000 blocks below it;
- * 100,000 children of one node; a million tokens in one edge; all of it taken apart. An insert
- * touches its path, so building the row takes time by the square of its length. */
+/* A row of 100,000 one-block edges, forced by a side branch at each; as many blocks in a row below
+ * it; 100,000 children of one node; a million tokens in one edge; all of it taken apart. The row is
+ * built without touching what is above: otherwise its time went by the square of its length. */
 static void test_adversarial_shapes(void **state)
 {
-    enum { EDGES = 10000, DEPTH = 100000 };
+    enum { EDGES = 100000, DEPTH = 200000 };
     struct kvt_radix *radix = tree_new(512u << 20);
     struct kvt_radix_ns ns = ns_open(radix, 1, "f", 0), wide = ns_open(radix, 64, "f", 0);
-    struct kvt_radix_prefix prefix = {.ns = ns, .tokens_count = 1};
+    struct kvt_radix_prefix prefix = {.ns = ns, .tokens_count = 1, .is_untouched = true};
     struct kvt_radix_block spine = {0}, end;
     struct kvt_radix_stats stats;
     struct kvt_radix_match got;
@@ -318,7 +398,7 @@ static void test_adversarial_shapes(void **state)
     end = insert(radix, ns, tokens, DEPTH, &fresh);
     assert_int_equal(fresh, DEPTH - EDGES);
     assert_int_equal(kvt_radix_depth_blocks(radix, end), DEPTH);
-    for (uint32_t i = 0; i < DEPTH; i++) {
+    for (uint32_t i = 0; i < EDGES; i++) {
         const uint32_t run = 1000000 + i;
 
         (void)insert(radix, ns, &run, 1, &fresh);
@@ -370,6 +450,8 @@ int main(void)
         cmocka_unit_test(test_divergence_inside_a_block),
         cmocka_unit_test(test_lease_inside_a_node),
         cmocka_unit_test(test_order_of_victims),
+        cmocka_unit_test(test_insert_untouched),
+        cmocka_unit_test(test_order_of_untouched),
         cmocka_unit_test(test_detach),
         cmocka_unit_test(test_adversarial_shapes),
         cmocka_unit_test(test_no_memory),
