@@ -31,14 +31,13 @@ class ScratchDaemon:
     each) lie below @disk, which has to be a file system with O_DIRECT (a tmpfs is none). The
     daemon may be killed and started again in the same places. When @is_kept is set, these stay."""
 
-    def __init__(self, build, l1, l2, l3, disk=None, index="128MiB", settings=(), devices=1,
-                 environment=None):
+    def __init__(self, build, l1, l2, l3, disk=None, index="128MiB", settings=(), devices=1):
         self.program = os.path.join(build, "daemon", "kvtierd")
         self.sizes = (l1, l2, l3)
         self.devices = devices
         self.disk_parent = os.path.abspath(disk or build)
         self.settings = [f"index.memory={index}", *settings]
-        self.environment = {**os.environ, **(environment or {})}
+        self.environment = dict(os.environ)
         self.is_kept = False
         self.directory = self.disk = self.process = self.log = None
 
@@ -46,6 +45,7 @@ class ScratchDaemon:
         try:
             self.directory = tempfile.mkdtemp(prefix="kvtier-")
             self.disk = tempfile.mkdtemp(prefix="scratch-", dir=self.disk_parent)
+            self.before_start()
             self.start()
         except BaseException:
             self.clean_up()
@@ -58,6 +58,9 @@ class ScratchDaemon:
                 self.stop()
         finally:
             self.clean_up()
+
+    def before_start(self):
+        """For those who need the directories to choose the environment."""
 
     @property
     def socket(self):
