@@ -225,9 +225,9 @@ static int refuse_l3(struct kvt_daemon *daemon, int r, const struct kvt_disk_rep
         refuse_second(daemon, path, report->pid);
         return kvt_trace(-EBUSY);
     case KVT_DISK_E_FOREIGN:
-        kvt_log_error("L3: %s is not a file of kvtierd and was not touched: move it away, or set "
-                      "tiers.l3.path to another name",
-                      path);
+        kvt_log_error("L3: %s is not a file of kvtierd and was not touched%s%s: move it away, set "
+                      "tiers.l3.path to another name, or start with --format once to lose it",
+                      path, report->why[0] != '\0' ? ", " : "", report->why);
         return fail(daemon, KVT_EXIT_FAILURE, -EEXIST);
     case KVT_DISK_E_TOO_SMALL:
         kvt_log_error("L3: tiers.l3.bytes of %s leaves no room for data", size);
@@ -252,8 +252,9 @@ static int refuse_l3(struct kvt_daemon *daemon, int r, const struct kvt_disk_rep
         kvt_log_error("L3: %s is a symbolic link to nothing: no file is made there", path);
         return fail(daemon, KVT_EXIT_FAILURE, r);
     default:
-        kvt_log_error("L3: %s %s%s%s", path,
-                      r > 0 ? "" : "cannot be opened: ", kvt_disk_result_text(r), report->why);
+        kvt_log_error("L3: %s %s%s%s%s", path,
+                      r > 0 ? "" : "cannot be opened: ", kvt_disk_result_text(r),
+                      report->why[0] != '\0' ? ": " : "", report->why);
         return fail(daemon, KVT_EXIT_FAILURE, r > 0 ? -EEXIST : r);
     }
 }
@@ -284,6 +285,7 @@ static int start_l3(void *ctx)
     const struct kvt_disk_config disk = {
         .path = config->l3.paths,
         .bytes = config->l3.bytes,
+        .is_format = config->l3.is_format_wanted,
         .host_memory = kvt_host_memory(l2),
         .host_memory_bytes = l2->capacity_bytes,
         .inflight_bytes_max = config->l3.inflight_bytes,

@@ -1,6 +1,7 @@
-/* L3 on a real file with a shim before its system calls: round trips, failing, short, repeated and
- * held-back requests, outages (opening is tiers_disk_file.c's). In every case each transfer comes
- * back exactly once and no read that says "done" has wrong bytes. */
+/* L3 on a real file, or on a raw block device when it is run with "raw", with a shim before its
+ * system calls: round trips, failing, short, repeated and held-back requests, outages (opening is
+ * tiers_disk_file.c's). In every case each transfer comes back exactly once and no read that says
+ * "done" has wrong bytes. */
 #include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
@@ -15,6 +16,7 @@
 #include "daemon/base/hash.h"
 #include "tests/common/cmocka.h"
 #include "tests/common/disk_shim.h"
+#include "tests/common/loop_device.h"
 #include "tiers/disk/disk.h"
 #include "tiers/disk/file.h"
 
@@ -31,8 +33,23 @@ struct world {
     uint8_t *memory;
     uint64_t slot_bytes;
     char dir[64], path[96];
+    struct loop_device device; /* over the file, of tests with a raw device */
     struct kvt_xfer xfers[INFLIGHT];
 };
+
+static bool is_raw; /* set by main */
+
+/* The file becomes a block device. */
+static int device_make(struct world *world)
+{
+    int fd = open(world->path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    int r = fd < 0 || ftruncate(fd, (off_t)world->config.bytes) < 0 ? -errno : 0;
+
+    if (fd >= 0)
+        close(fd);
+    world->config.path = world->device.path;
+    return r == 0 ? loop_device_open(&world->device, world->path, 512, 0) : r;
+}
 
 static int world_make(void **state)
 {
@@ -59,6 +76,9 @@ static int world_make(void **state)
         .io = &world->shim.io,
         .doorbell = &world->bell,
     };
+    world->device.fd = -1;
+    if (is_raw)
+        assert_int_equal(device_make(world), 0);
     *state = world;
     return 0;
 }
@@ -76,6 +96,7 @@ static int world_free(void **state)
     char lock[128];
 
     world->tier = kvt_tier_close(world->tier);
+    loop_device_close(&world->device);
     kvt_doorbell_deinit(&world->bell);
     snprintf(lock, sizeof(lock), "%s.lock", world->path);
     (void)unlink(lock);
@@ -257,10 +278,13 @@ static void test_fallbacks(void **state)
     round_trips(world, "memory not registered");
     world->shim.register_file_result = -EINVAL;
     round_trips(world, "file not registered");
-    world->shim.direct_result = -EINVAL;
-    round_trips(world, "no O_DIRECT");
+    if (!is_raw)
+        world->shim.direct_result = -EINVAL;
+    round_trips(world, is_raw ? "O_DIRECT" : "no O_DIRECT");
     world->shim.ring_result = -EPERM;
     round_trips(world, "no io_uring");
+    if (is_raw)
+        return;
     world->shim.fallocate_result = -EOPNOTSUPP;
     assert_int_equal(unlink(world->path), 0);
     round_trips(world, "not preallocated");
@@ -622,7 +646,7 @@ static void test_open_undoes_itself(void **state)
 
 #define WORLD_TEST(name) cmocka_unit_test_setup_teardown(name, world_make, world_free)
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         WORLD_TEST(test_round_trip),
@@ -642,5 +666,10 @@ int main(void)
         WORLD_TEST(test_open_undoes_itself),
     };
 
+    is_raw = argc > 1 && strcmp(argv[1], "raw") == 0;
+    if (is_raw && loop_device_probe() < 0) {
+        printf("SKIP: no loop device: %s\n", strerror(-loop_device_probe()));
+        return 77;
+    }
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,6 +10,7 @@
 #include "daemon/base/bytes.h"
 #include "daemon/base/clock.h"
 #include "tiers/disk/catalog.h"
+#include "tiers/disk/raw.h"
 
 /* One opening: what the steps below tell each other. */
 struct opening {
@@ -118,11 +119,16 @@ static int contents_make(struct opening *opening)
 {
     struct kvt_disk_file *file = opening->file;
     const struct kvt_disk_io *io = opening->io;
-    int r = opening->there_bytes > 0 ? io->truncate(io->ctx, file->fd, 0) : 0;
+    int r = 0;
 
+    if (file->is_raw)
+        r = kvt_disk_raw_wipe(file, io, opening->there_bytes);
+    else if (opening->there_bytes > 0)
+        r = io->truncate(io->ctx, file->fd, 0);
     if (r < 0)
         return kvt_trace(r);
-    opening->there_bytes = opening->allocated_bytes = 0;
+    if (!file->is_raw)
+        opening->there_bytes = opening->allocated_bytes = 0;
     file->about = (struct kvt_disk_super){.device_bytes = KVT_DISK_DATA_OFFSET_BYTES,
                                           .data_offset_bytes = KVT_DISK_DATA_OFFSET_BYTES,
                                           .created_real_ns = kvt_clock_real_ns()};
@@ -150,12 +156,26 @@ static bool is_beginning(const struct opening *opening)
                       kvt_bytes_are_zero(file->super, KVT_DISK_SUPER_BYTES));
 }
 
+/* What is there is not usable for the reason @result: 0 when it may be made ours all the same. */
+static int contents_claim(struct opening *opening, int result)
+{
+    struct kvt_disk_report *report = opening->report;
+
+    if (opening->config->is_format)
+        return 0;
+    if (result != KVT_DISK_E_FOREIGN)
+        return result;
+    if (opening->file->is_raw)
+        return kvt_disk_raw_check_blank(opening->file, opening->io, opening->there_bytes,
+                                        report->why, sizeof(report->why));
+    return is_beginning(opening) ? 0 : result;
+}
+
 /* Whose it is. 0 and it has a superblock of this set, or why not. */
 static int contents_recognise(struct opening *opening)
 {
     struct kvt_disk_file *file = opening->file;
     const uint8_t *store_id = opening->config->store_id;
-    bool is_format = opening->config->is_format;
     int r;
 
     if (opening->there_bytes == 0)
@@ -171,9 +191,8 @@ static int contents_recognise(struct opening *opening)
         memcmp(file->about.store_id, store_id, KVT_DISK_ID_BYTES) != 0)
         r = KVT_DISK_E_OTHER_STORE;
     if (r != 0) {
-        bool is_ours_to_make = is_format || (r == KVT_DISK_E_FOREIGN && is_beginning(opening));
-
-        return is_ours_to_make ? contents_make(opening) : r;
+        r = contents_claim(opening, r);
+        return r == 0 ? contents_make(opening) : r;
     }
     if (opening->there_bytes < file->about.device_bytes) {
         opening->report->is_truncated = file->about.device_bytes > KVT_DISK_DATA_OFFSET_BYTES;
@@ -224,14 +243,15 @@ static int size_settle(struct opening *opening)
     int r = 0;
 
     file->is_preallocated = true;
-    if (opening->want_bytes >= have_bytes && (opening->there_bytes < opening->want_bytes ||
-                                              opening->allocated_bytes < opening->want_bytes))
+    if (!file->is_raw && opening->want_bytes >= have_bytes &&
+        (opening->there_bytes < opening->want_bytes ||
+         opening->allocated_bytes < opening->want_bytes))
         r = space_take(opening, have_bytes);
     if (r == 0 && file->about.device_bytes != opening->want_bytes) {
         file->about.device_bytes = opening->want_bytes;
         r = super_write(file, io);
     }
-    if (r == 0 && opening->there_bytes > opening->want_bytes)
+    if (r == 0 && !file->is_raw && opening->there_bytes > opening->want_bytes)
         r = io->truncate(io->ctx, file->fd, opening->want_bytes);
     file->bytes = opening->want_bytes;
     return r < 0 ? kvt_trace(r) : 0;
@@ -239,31 +259,48 @@ static int size_settle(struct opening *opening)
 
 /* ---- opening -------------------------------------------------------------------------------- */
 
-/* Opens what is there to hold it, or makes a file: never where a symbolic link points to. */
-static int hold_open(struct opening *opening)
+static int file_make(struct opening *opening)
 {
-    struct kvt_disk_file *file = opening->file;
     const struct kvt_disk_io *io = opening->io;
     const char *path = opening->config->path;
-    int r = io->open(io->ctx, path, O_RDWR | O_CLOEXEC, 0600);
+    int r = io->open(io->ctx, path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
 
-    if (r == -ENOENT && opening->config->bytes > 0) {
-        r = io->open(io->ctx, path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-        if (r == -EEXIST)
-            r = -ELOOP;
-        if (r >= 0) {
-            file->hold_fd = r;
-            r = io->sync_parent(io->ctx, path);
-            /* A folder may be writable and not readable. */
-            return r < 0 && r != -EACCES ? kvt_trace(r) : 0;
-        }
-    }
-    if (r == -EROFS)
-        return KVT_DISK_E_READ_ONLY;
     if (r < 0)
-        return kvt_trace(r);
-    file->hold_fd = r;
-    return 0;
+        return r == -EEXIST ? -ELOOP : r; /* never where a symbolic link points to */
+    opening->file->hold_fd = r;
+    r = io->sync_parent(io->ctx, path);
+    return r == -EACCES ? 0 : r; /* a folder may be writable and not readable */
+}
+
+/* A device that is read-only answers like one without permission. */
+static bool is_read_only_device(struct opening *opening)
+{
+    const struct kvt_disk_io *io = opening->io;
+    kvt_autoclose int fd = io->open(io->ctx, opening->config->path, O_RDONLY | O_CLOEXEC, 0);
+    struct kvt_disk_device_info device;
+    struct kvt_disk_file_info info;
+
+    return fd >= 0 && io->file_info(io->ctx, fd, &info) == 0 && info.is_block &&
+           io->device_info(io->ctx, fd, &device) == 0 && device.is_read_only;
+}
+
+/* Opens what is there to hold it, or makes a file. */
+static int hold_open(struct opening *opening)
+{
+    const struct kvt_disk_io *io = opening->io;
+    int r = io->open(io->ctx, opening->config->path, O_RDWR | O_CLOEXEC, 0);
+
+    if (r >= 0) {
+        opening->file->hold_fd = r;
+        return 0;
+    }
+    if (r == -ENOENT && opening->config->bytes > 0)
+        r = file_make(opening);
+    if (r == -EROFS || ((r == -EACCES || r == -EPERM) && is_read_only_device(opening)))
+        return KVT_DISK_E_READ_ONLY;
+    if (r == -EBUSY) /* newer kernels let nobody write to what is mounted */
+        return KVT_DISK_E_MOUNTED;
+    return r < 0 ? kvt_trace(r) : 0;
 }
 
 static int lock_take(struct opening *opening)
@@ -272,7 +309,7 @@ static int lock_take(struct opening *opening)
     kvt_autofree char *own_path = NULL;
     int r;
 
-    if (path == NULL) {
+    if (path == NULL && !opening->file->is_raw) {
         path = own_path = kvt_disk_lock_path(opening->config->path);
         if (own_path == NULL)
             return kvt_trace(-ENOMEM);
@@ -281,10 +318,17 @@ static int lock_take(struct opening *opening)
     return r == -EROFS ? KVT_DISK_E_READ_ONLY : r;
 }
 
-static int data_open(struct kvt_disk_file *file, const struct kvt_disk_io *io, const char *path)
+static int data_open(struct opening *opening)
 {
-    int fd = io->open(io->ctx, path, O_RDWR | O_CLOEXEC | O_DIRECT, 0);
+    struct kvt_disk_file *file = opening->file;
+    const struct kvt_disk_io *io = opening->io;
+    const char *path = opening->config->path;
+    int fd;
 
+    if (file->is_raw)
+        return kvt_disk_raw_open(file, io, path, opening->report->why,
+                                 sizeof(opening->report->why));
+    fd = io->open(io->ctx, path, O_RDWR | O_CLOEXEC | O_DIRECT, 0);
     file->is_direct = fd != -EINVAL;
     if (fd == -EINVAL) /* the file system does not know O_DIRECT */
         fd = io->open(io->ctx, path, O_RDWR | O_CLOEXEC, 0);
@@ -294,37 +338,46 @@ static int data_open(struct kvt_disk_file *file, const struct kvt_disk_io *io, c
     return 0;
 }
 
-static int data_prepare(struct opening *opening)
+/* How much there is and how much of it is wanted. */
+static int data_measure(struct opening *opening)
 {
     struct kvt_disk_file *file = opening->file;
     const struct kvt_disk_io *io = opening->io;
+    struct kvt_disk_report *report = opening->report;
     struct kvt_disk_file_info info;
-    int r = io->file_info(io->ctx, file->fd, &info);
+    struct kvt_disk_device_info device;
+    int r = file->is_raw ? io->device_info(io->ctx, file->fd, &device)
+                         : io->file_info(io->ctx, file->fd, &info);
 
     if (r < 0)
         return kvt_trace(r);
-    opening->there_bytes = info.bytes;
-    opening->allocated_bytes = info.allocated_bytes;
-    opening->want_bytes = kvt_round_down(opening->config->bytes, KVT_DIO_ALIGN_BYTES);
-    if (opening->want_bytes <= KVT_DISK_DATA_OFFSET_BYTES)
-        return KVT_DISK_E_TOO_SMALL;
-    r = contents_recognise(opening);
-    if (r == 0)
-        r = size_settle(opening);
-    if (r == 0)
-        r = io->fdatasync(io->ctx, file->fd);
-    return r < 0 ? kvt_trace(r) : r;
+    opening->there_bytes = file->is_raw ? device.bytes : info.bytes;
+    opening->allocated_bytes = file->is_raw ? device.bytes : info.allocated_bytes;
+    opening->want_bytes = opening->config->bytes;
+    if (file->is_raw && device.is_read_only)
+        return KVT_DISK_E_READ_ONLY;
+    if (file->is_raw && device.logical_block_bytes > KVT_DIO_ALIGN_BYTES) {
+        snprintf(report->why, sizeof(report->why), "its blocks of %u bytes are larger than %u",
+                 device.logical_block_bytes, KVT_DIO_ALIGN_BYTES);
+        return kvt_trace(-ENOTSUP);
+    }
+    if (file->is_raw && (opening->want_bytes == 0 || opening->want_bytes > device.bytes)) {
+        report->is_no_space = opening->want_bytes > 0;
+        opening->want_bytes = device.bytes;
+    }
+    opening->want_bytes = kvt_round_down(opening->want_bytes, KVT_DIO_ALIGN_BYTES);
+    return opening->want_bytes <= KVT_DISK_DATA_OFFSET_BYTES ? KVT_DISK_E_TOO_SMALL : 0;
 }
 
 static int opening_run(struct opening *opening)
 {
     struct kvt_disk_file *file = opening->file;
     const struct kvt_disk_io *io = opening->io;
-    const struct kvt_disk_config *config = opening->config;
+    uint64_t bytes = opening->config->bytes;
     struct kvt_disk_file_info info;
     int r;
 
-    if (config->bytes > 0 && config->bytes < KVT_DISK_DATA_OFFSET_BYTES + KVT_DIO_ALIGN_BYTES)
+    if (bytes > 0 && bytes < KVT_DISK_DATA_OFFSET_BYTES + KVT_DIO_ALIGN_BYTES)
         return KVT_DISK_E_TOO_SMALL;
     r = hold_open(opening);
     if (r != 0)
@@ -332,12 +385,21 @@ static int opening_run(struct opening *opening)
     r = io->file_info(io->ctx, file->hold_fd, &info);
     if (r < 0)
         return kvt_trace(r);
-    if (!info.is_regular)
+    if (!info.is_regular && !info.is_block)
         return KVT_DISK_E_FOREIGN;
+    file->is_raw = info.is_block;
     r = lock_take(opening);
     if (r == 0)
-        r = data_open(file, io, config->path);
-    return r == 0 ? data_prepare(opening) : r;
+        r = data_open(opening);
+    if (r == 0)
+        r = data_measure(opening);
+    if (r == 0)
+        r = contents_recognise(opening);
+    if (r == 0)
+        r = size_settle(opening);
+    if (r == 0)
+        r = io->fdatasync(io->ctx, file->fd);
+    return r < 0 ? kvt_trace(r) : r;
 }
 
 int kvt_disk_file_open(struct kvt_disk_file *file, const struct kvt_disk_io *io,
