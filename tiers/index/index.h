@@ -165,7 +165,7 @@ struct kvt_index_ns { /* what a scan needs to know of a namespace: slots of othe
 };
 
 struct kvt_index_config {
-    const char *path;        /* of the LMDB file; made 0600; beside it LMDB's lock file */
+    const char *path;        /* of the LMDB file; made 0600 */
     uint64_t bytes;          /* hard bound of the map; preallocated */
     const char *helper_path; /* the kvtierd-index program */
     uint8_t store_id[16], device_uuid[16];
