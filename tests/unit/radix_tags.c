@@ -4,7 +4,10 @@
  * BRANCH blocks with tags 5000 + i. Every block has bit 0. */
 #include "tests/common/cmocka.h"
 
+#include <signal.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "radix/internal.h"
 
@@ -411,6 +414,42 @@ static void test_without_tags(void **state)
     (void)kvt_radix_free(tree.radix);
 }
 
+static void gone_calls_back(void *ctx, const struct kvt_radix_gone *gone)
+{
+    struct tree *tree = ctx;
+
+    (void)gone;
+    (void)kvt_radix_is_live(tree->radix, tree->path[0]);
+}
+
+/* A hook that calls the tree ends a process with checks, which this build may not have. */
+static void test_hook_that_calls_the_tree(void **state)
+{
+#ifdef KVT_DEBUG_CHECKS
+    const int signal_want = SIGABRT;
+#else
+    const int signal_want = 0;
+#endif
+    static struct tree tree;
+    int status = 0;
+    pid_t pid;
+
+    (void)state;
+    tree_new(&tree, true);
+    tree_fill(&tree);
+    tree.radix->gone = gone_calls_back;
+    pid = fork();
+    if (pid == 0) {
+        (void)close(STDERR_FILENO);
+        drop(&tree, tree.branch, BRANCH - 1, 1);
+        _exit(0);
+    }
+    assert_true(pid > 0 && waitpid(pid, &status, 0) == pid);
+    assert_int_equal(WIFSIGNALED(status) ? WTERMSIG(status) : 0, signal_want);
+    assert_true(signal_want != 0 || (WIFEXITED(status) && WEXITSTATUS(status) == 0));
+    (void)kvt_radix_free(tree.radix);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -418,6 +457,7 @@ int main(void)
         cmocka_unit_test(test_shape_changes),
         cmocka_unit_test(test_set_again_and_stale),
         cmocka_unit_test(test_without_tags),
+        cmocka_unit_test(test_hook_that_calls_the_tree),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
