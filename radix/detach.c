@@ -190,6 +190,8 @@ void kvt_radix_ns_close(struct kvt_radix *radix, struct kvt_radix_ns ns)
 
 /* ---- reaping --------------------------------------------------------------------------------- */
 
+#define REAP_NODES_MIN 64u
+
 /* Takes cells from the end of the node down to block @from, and the blocks with them. True: all
  * taken. */
 static bool node_reap(struct kvt_radix *radix, struct node *node, uint32_t from, uint32_t max,
@@ -250,8 +252,26 @@ static uint32_t reap_finish(struct kvt_radix *radix, struct node *node, bool is_
     return parent;
 }
 
+/* Down to a node with nothing below it, as far as the budget goes. */
+static struct node *reap_descend(struct kvt_radix *radix, struct node *top, struct node *node,
+                                 uint64_t *inout_nodes)
+{
+    while (*inout_nodes > 0) {
+        uint32_t child = node->dead_child;
+
+        if (child == 0 && (node != top || (node->flags & NODE_DETACHED)))
+            child = node->first_child;
+        if (child == 0)
+            break;
+        node = node_at(radix, child);
+        --*inout_nodes;
+    }
+    return node;
+}
+
 uint32_t kvt_radix_reap(struct kvt_radix *radix, uint32_t max, struct kvt_radix_victim *ret_cells)
 {
+    uint64_t nodes = (uint64_t)max + REAP_NODES_MIN;
     uint32_t count = 0;
 
     KVT_DEBUG_ASSERT(!radix->is_in_hook);
@@ -262,16 +282,11 @@ uint32_t kvt_radix_reap(struct kvt_radix *radix, uint32_t max, struct kvt_radix_
 
         if (radix->reap_node != 0)
             node = node_at(radix, radix->reap_node);
-        for (;;) {
-            uint32_t child = node->dead_child;
-
-            if (child == 0 && (node != top || (node->flags & NODE_DETACHED)))
-                child = node->first_child;
-            if (child == 0)
-                break;
-            node = node_at(radix, child);
-        }
+        node = reap_descend(radix, top, node, &nodes);
         radix->reap_node = ref_of(radix, node);
+        if (nodes == 0)
+            return count; /* nowhere but at its bottom may a node be taken apart */
+        nodes--;
         is_all = node != top || (node->flags & NODE_DETACHED);
         if (!node_reap(radix, node, is_all ? 0 : node->cut, max, ret_cells, &count))
             return count;

@@ -303,8 +303,9 @@ void kvt_radix_detach_root(struct kvt_radix *radix, struct kvt_radix_ns ns, cons
                            uint32_t root_key_bytes);
 /* Takes up to @max cells (with a non-zero mask) out of detached parts, children before parents.
  * Each returned cell's mask is cleared by this call and its handle is the caller's to give back;
- * the block's handles go stale when its last cell was returned. Returns how many; fewer than @max
- * means nothing detached is left. */
+ * the block's handles go stale when its last cell was returned. Returns how many. It passes
+ * @max + 64 nodes at most, empty ones too, so fewer than @max, even 0, does not say that nothing is
+ * left: kvt_radix_has_detached does. Each call goes on where the last one stopped. */
 uint32_t kvt_radix_reap(struct kvt_radix *radix, uint32_t max, struct kvt_radix_victim *ret_cells);
 
 /* ---- looking -------------------------------------------------------------------------------- */

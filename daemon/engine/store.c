@@ -286,11 +286,11 @@ static bool reap_detached(struct kvt_store *store, uint32_t budget)
             KVT_ASSERT(cell->is_used && !cell->is_orphan);
             kvt_store_orphan(store, cell, KVT_DROP_REQUESTED);
         }
-        if (count < max)
-            return false;
+        if (count < max) /* nothing is left, or it passed over as many empty nodes as it may */
+            break;
         budget -= count;
     }
-    return true;
+    return kvt_radix_has_detached(store->radix);
 }
 
 bool kvt_store_turn(struct kvt_store *store, uint64_t now_ns, uint32_t budget_blocks)

@@ -406,7 +406,7 @@ static void op_reap(void)
         block->mask[c] = 0;
         block->handle[c] = 0;
     }
-    if (count == max)
+    if (kvt_radix_has_detached(world.radix))
         return;
     for (uint32_t idx = 0; idx < oracle.top; idx++) {
         if (!oracle.blocks[idx].is_used || !oracle.blocks[idx].is_detached)

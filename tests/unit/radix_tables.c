@@ -383,7 +383,7 @@ static void test_adversarial_shapes(void **state)
     struct kvt_radix_stats stats;
     struct kvt_radix_match got;
     const uint32_t other = 7;
-    uint64_t fresh;
+    uint64_t fresh, nodes, calls = 0;
 
     (void)state;
     for (uint32_t i = 0; i < EDGES; i++) {
@@ -408,7 +408,13 @@ static void test_adversarial_shapes(void **state)
     match(radix, wide, tokens, TOKENS_MAX, UINT64_MAX, &got);
     assert_int_equal(got.boundary_tokens, TOKENS_MAX);
     kvt_radix_detach_ns(radix, ns);
-    assert_int_equal(kvt_radix_reap(radix, 1, &(struct kvt_radix_victim){0}), 0);
+    kvt_radix_stats(radix, &stats);
+    for (nodes = stats.nodes; kvt_radix_has_detached(radix); nodes = stats.nodes, calls++) {
+        assert_int_equal(kvt_radix_reap(radix, 1, &(struct kvt_radix_victim){0}), 0);
+        kvt_radix_stats(radix, &stats);
+        assert_true(nodes - stats.nodes <= 1 + 64); /* no call takes the whole tree apart */
+    }
+    assert_true(calls < 4 * 3 * EDGES / 64); /* down and up again, past every node */
     kvt_radix_stats(radix, &stats);
     assert_int_equal(stats.blocks, TOKENS_MAX / 64);
     check(radix);
