@@ -142,7 +142,8 @@ static inline uint32_t kvt_tier_reap(struct kvt_tier *tier, struct kvt_xfer *ret
 }
 
 /* Stops the thread after what it holds is finished or failed; everything taken must be reaped
- * before. NULL-proof; returns NULL. */
+ * before, but of a device of L3 that is out of service (tiers/disk/disk.h). NULL-proof; returns
+ * NULL. */
 static inline struct kvt_tier *kvt_tier_close(struct kvt_tier *tier)
 {
     if (tier != NULL)

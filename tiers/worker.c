@@ -1,6 +1,7 @@
 #include "tiers/worker.h"
 
 #include <signal.h>
+#include <time.h>
 
 #include "daemon/base/clock.h"
 
@@ -73,10 +74,31 @@ void kvt_worker_stop(struct kvt_worker *worker)
     if (!worker->is_started)
         return;
     KVT_ASSERT(worker->outstanding == 0);
-    atomic_store_explicit(&worker->is_stopping, true, memory_order_seq_cst);
-    kvt_doorbell_ring(&worker->bell);
+    kvt_worker_ask_stop(worker);
     KVT_ASSERT(pthread_join(worker->thread, NULL) == 0);
     worker->is_started = false;
+}
+
+void kvt_worker_ask_stop(struct kvt_worker *worker)
+{
+    atomic_store_explicit(&worker->is_stopping, true, memory_order_seq_cst);
+    kvt_doorbell_ring(&worker->bell);
+}
+
+bool kvt_worker_join(struct kvt_worker *worker, uint64_t until_ns)
+{
+    struct timespec until = {.tv_sec = (time_t)(until_ns / KVT_NS_PER_S),
+                             .tv_nsec = (long)(until_ns % KVT_NS_PER_S)};
+    int r;
+
+    if (!worker->is_started)
+        return true;
+    r = pthread_clockjoin_np(worker->thread, NULL, CLOCK_MONOTONIC, &until);
+    KVT_ASSERT(r == 0 || r == ETIMEDOUT);
+    if (r == ETIMEDOUT)
+        (void)pthread_detach(worker->thread);
+    worker->is_started = false;
+    return r == 0;
 }
 
 int kvt_worker_submit(struct kvt_tier *tier, struct kvt_xfer *const xfers[], uint32_t count,

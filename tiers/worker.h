@@ -8,8 +8,8 @@
  * for what it finished in a row. Foreground goes before background, but one in
  * KVT_WORKER_FOREGROUND_ROW is background so that nothing starves.
  *
- * `outstanding` is the engine's; the lists are the thread's. init, start, stop: init-only. submit,
- * reap: engine-only. The rest: tier-thread-only. */
+ * `outstanding` is the engine's; the lists are the thread's. init, start, stop, join: init-only.
+ * submit, reap: engine-only. The rest: tier-thread-only. */
 #pragma once
 
 #include <pthread.h>
@@ -47,7 +47,12 @@ void kvt_worker_deinit(struct kvt_worker *worker); /* idempotent; not started or
 /* Runs @loop in a thread called @name that takes no signals but those of its own faults. */
 KVT_MUST_USE int kvt_worker_start(struct kvt_worker *worker, const char *name,
                                   void (*loop)(struct kvt_worker *worker));
+/* Everything taken was reaped. Waits for the thread. */
 void kvt_worker_stop(struct kvt_worker *worker);
+/* Stop in two steps, for a thread that may hang with transfers. False: it did not end until
+ * @until_ns (monotonic) and is left alone; nothing that it may use can be freed. */
+void kvt_worker_ask_stop(struct kvt_worker *worker);
+bool kvt_worker_join(struct kvt_worker *worker, uint64_t until_ns);
 
 int kvt_worker_submit(struct kvt_tier *tier, struct kvt_xfer *const xfers[], uint32_t count,
                       uint32_t *ret_taken);

@@ -70,3 +70,9 @@ bool kvt_ring_is_empty(const struct kvt_ring *ring)
 
     return atomic_load_explicit(&cell->sequence, memory_order_seq_cst) != tail + 1;
 }
+
+bool kvt_ring_is_drained(const struct kvt_ring *ring)
+{
+    return atomic_load_explicit(&ring->tail, memory_order_relaxed) ==
+           atomic_load_explicit(&ring->head, memory_order_relaxed);
+}

@@ -35,3 +35,5 @@ KVT_MUST_USE int kvt_ring_put(struct kvt_ring *ring, void *item);
 void *kvt_ring_take(struct kvt_ring *ring);
 /* May be stale by the time it is read, except for the consumer asking "is there something". */
 bool kvt_ring_is_empty(const struct kvt_ring *ring);
+/* For the only producer: all that it put was taken. May say so late, never early. */
+bool kvt_ring_is_drained(const struct kvt_ring *ring);

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <string.h>
+#include <time.h>
 
 #include "daemon/base/clock.h"
 #include "tiers/disk/super.h"
@@ -78,11 +79,30 @@ static int shim_truncate(void *ctx, int fd, uint64_t bytes)
     return r < 0 ? r : kvt_disk_io_real.truncate(NULL, fd, bytes);
 }
 
+/* A plain call to a device that hangs. */
+static void shim_hang(struct disk_shim *shim)
+{
+    struct timespec pause = {.tv_nsec = 1000000};
+
+    atomic_fetch_add(&shim->stuck_calls, 1);
+    while (atomic_load(&shim->is_stuck))
+        nanosleep(&pause, NULL);
+    atomic_fetch_sub(&shim->stuck_calls, 1);
+}
+
+static int shim_result(struct disk_shim *shim, const atomic_int *result)
+{
+    int gone = atomic_load(&shim->gone_result);
+
+    return gone < 0 ? gone : atomic_load(result);
+}
+
 static int64_t shim_pread(void *ctx, int fd, void *buffer, uint32_t bytes, uint64_t offset_bytes)
 {
     struct disk_shim *shim = ctx;
-    int r = shim_call(shim, atomic_load(&shim->read_result));
+    int r = shim_call(shim, shim_result(shim, &shim->read_result));
 
+    shim_hang(shim);
     return r < 0 ? r : kvt_disk_io_real.pread(NULL, fd, buffer, bytes, offset_bytes);
 }
 
@@ -90,9 +110,10 @@ static int64_t shim_pwrite(void *ctx, int fd, const void *buffer, uint32_t bytes
                            uint64_t offset_bytes)
 {
     struct disk_shim *shim = ctx;
-    int result = atomic_load(&shim->write_result);
+    int result = shim_result(shim, &shim->write_result);
     int r = shim_call(shim, shim->pwrite_result < 0 ? shim->pwrite_result : result);
 
+    shim_hang(shim);
     if (r < 0 && shim->is_tearing && bytes > 512) /* the front arrives, the rest does not */
         (void)kvt_disk_io_real.pwrite(NULL, fd, buffer, 512, offset_bytes);
     return r < 0 ? r : kvt_disk_io_real.pwrite(NULL, fd, buffer, bytes, offset_bytes);
@@ -101,8 +122,9 @@ static int64_t shim_pwrite(void *ctx, int fd, const void *buffer, uint32_t bytes
 static int shim_fdatasync(void *ctx, int fd)
 {
     struct disk_shim *shim = ctx;
-    int r = shim_call(shim, atomic_load(&shim->flush_result));
+    int r = shim_call(shim, shim_result(shim, &shim->flush_result));
 
+    shim_hang(shim);
     return r < 0 ? r : kvt_disk_io_real.fdatasync(NULL, fd);
 }
 
@@ -138,6 +160,21 @@ static int shim_register_buffers(void *ctx, struct kvt_disk_ring *ring,
                : kvt_disk_io_real.ring_register_buffers(NULL, ring, buffers, count);
 }
 
+/* Gives the kernel what it gets, but for the requests of a device that is stuck. */
+static int shim_pass(struct disk_shim *shim, struct kvt_disk_ring *ring,
+                     const struct kvt_disk_sqe *sqes, uint32_t count)
+{
+    if (!atomic_load(&shim->is_stuck))
+        return kvt_disk_io_real.ring_submit(NULL, ring, sqes, count);
+    for (uint32_t i = 0; i < count; i++) {
+        if (sqes[i].op != KVT_DISK_OP_POLL && shim->stuck_count < SHIM_STUCK_MAX)
+            shim->stuck[shim->stuck_count++] = sqes[i];
+        else if (kvt_disk_io_real.ring_submit(NULL, ring, &sqes[i], 1) != 1)
+            return (int)i;
+    }
+    return (int)count;
+}
+
 static int shim_submit(void *ctx, struct kvt_disk_ring *ring, const struct kvt_disk_sqe *sqes,
                        uint32_t count)
 {
@@ -148,7 +185,7 @@ static int shim_submit(void *ctx, struct kvt_disk_ring *ring, const struct kvt_d
         atomic_fetch_sub(&shim->submit_failures, 1);
         return result;
     }
-    taken = kvt_disk_io_real.ring_submit(NULL, ring, sqes, count);
+    taken = shim_pass(shim, ring, sqes, count);
     for (int i = 0; i < taken; i++) {
         uint64_t idx = sqes[i].user_data & UINT32_MAX;
 
@@ -172,16 +209,20 @@ static void shim_distort(struct disk_shim *shim, struct kvt_disk_cqe *cqe)
     if (idx >= 64)
         return;
     atomic_fetch_add(&shim->completions, 1);
-    if (shim->is_probe[idx] && atomic_load(&shim->is_probe_spared))
+    if (shim->is_probe[idx] && atomic_load(&shim->gone_result) == 0 &&
+        atomic_load(&shim->is_probe_spared))
         return;
     if (every > 1 && ++shim->counted % every != 0)
         return;
-    if (shim->op_by_flight[idx] == KVT_DISK_OP_READ)
-        result = atomic_load(&shim->read_result);
+    if (atomic_load(&shim->interrupts) > 0) {
+        atomic_fetch_sub(&shim->interrupts, 1);
+        result = -EINTR;
+    } else if (shim->op_by_flight[idx] == KVT_DISK_OP_READ)
+        result = shim_result(shim, &shim->read_result);
     else if (shim->op_by_flight[idx] == KVT_DISK_OP_WRITE)
-        result = atomic_load(&shim->write_result);
+        result = shim_result(shim, &shim->write_result);
     else
-        result = atomic_load(&shim->flush_result);
+        result = shim_result(shim, &shim->flush_result);
     if (result < 0)
         cqe->result = result;
     else if (less > 0 && cqe->result >= less && shim->op_by_flight[idx] != KVT_DISK_OP_FLUSH) {
@@ -195,9 +236,16 @@ static uint32_t shim_reap(void *ctx, struct kvt_disk_ring *ring, struct kvt_disk
                           uint32_t max)
 {
     struct disk_shim *shim = ctx;
-    uint32_t room = SHIM_HELD_MAX - shim->held_count, count = 0;
+    uint32_t room = SHIM_HELD_MAX - shim->held_count, count = 0, got;
     struct kvt_disk_cqe cqes[32];
-    uint32_t got = kvt_disk_io_real.ring_reap(NULL, ring, cqes, KVT_MIN(room / 3, 32u));
+
+    if (shim->stuck_count > 0 && !atomic_load(&shim->is_stuck)) {
+        int passed = kvt_disk_io_real.ring_submit(NULL, ring, shim->stuck, shim->stuck_count);
+
+        KVT_ASSERT(passed == (int)shim->stuck_count);
+        shim->stuck_count = 0;
+    }
+    got = kvt_disk_io_real.ring_reap(NULL, ring, cqes, KVT_MIN(room / 3, 32u));
 
     for (uint32_t i = 0; i < got; i++) {
         shim_distort(shim, &cqes[i]);
@@ -228,6 +276,7 @@ static int shim_wait(void *ctx, struct kvt_disk_ring *ring, uint64_t timeout_ns)
 {
     struct disk_shim *shim = ctx;
 
+    atomic_fetch_add(&shim->waits, 1);
     /* What is held back does not wake: look again soon. */
     if (shim->held_count > 0)
         timeout_ns = KVT_MIN(timeout_ns, KVT_NS_PER_MS);

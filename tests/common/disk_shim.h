@@ -8,6 +8,7 @@
 #include "tiers/disk/io.h"
 
 #define SHIM_HELD_MAX 256u
+#define SHIM_STUCK_MAX 128u
 
 struct disk_shim {
     struct kvt_disk_io io; /* give this to the tier */
@@ -28,10 +29,16 @@ struct disk_shim {
     atomic_bool is_probe_spared;          /* the tier's probe comes back as it came */
     atomic_bool is_repeating;             /* every completion comes twice, and again much later */
     atomic_bool is_holding;               /* completions are kept back until this falls */
+    atomic_bool is_stuck;                 /* requests stay with the shim until this falls */
+    atomic_int gone_result;               /* < 0: from now on everything answers this */
+    atomic_uint interrupts;               /* so many completions become EINTR */
     atomic_int submit_result;             /* < 0: instead of submitting */
     atomic_uint submit_failures;          /* so many times */
     atomic_uint requests[3], completions; /* by kvt_disk_op */
+    atomic_uint waits, stuck_calls; /* sleeps of the ring's thread; plain calls that hang now */
     /* The thread's own. */
+    struct kvt_disk_sqe stuck[SHIM_STUCK_MAX];
+    uint32_t stuck_count;
     struct kvt_disk_cqe held[SHIM_HELD_MAX], old[64];
     uint32_t held_count, old_count, counted;
     bool is_probe[64];         /* last request of each index is the superblock's */

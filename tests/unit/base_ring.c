@@ -20,8 +20,11 @@ static void test_order_and_full(void **state)
             assert_int_equal(kvt_ring_put(&ring, (void *)(lap * 8 + i)), 0);
         assert_int_equal(kvt_ring_put(&ring, (void *)1), KVT_RING_E_FULL);
         assert_false(kvt_ring_is_empty(&ring));
-        for (uintptr_t i = 1; i <= 8; i++)
+        for (uintptr_t i = 1; i <= 8; i++) {
+            assert_false(kvt_ring_is_drained(&ring));
             assert_int_equal((uintptr_t)kvt_ring_take(&ring), lap * 8 + i);
+        }
+        assert_true(kvt_ring_is_drained(&ring));
         assert_null(kvt_ring_take(&ring));
     }
     kvt_ring_deinit(&ring);

@@ -12,22 +12,29 @@
 #define RETRY_NS_MIN_DEFAULT KVT_NS_PER_S
 #define RETRY_NS_MAX_DEFAULT (60u * KVT_NS_PER_S)
 #define HANG_NS_DEFAULT (2u * KVT_NS_PER_S)
+#define STOP_SLACK_NS (5u * KVT_NS_PER_S) /* a thread that does not hang ends well before */
 
 static void disk_free(struct kvt_disk *disk)
 {
     kvt_worker_deinit(&disk->worker);
     kvt_disk_file_close(&disk->file);
-    kvt_free(disk->open_writes);
     (void)sem_destroy(&disk->started);
     kvt_free(disk);
 }
 
+/* The thread gives a device that hangs hang_ns to end what it has, then ends itself, unless it is a
+ * plain call that hangs. Then nothing of it can be freed: it stays, and so do file and lock. */
 static void disk_close(struct kvt_tier *tier)
 {
     struct kvt_disk *disk = KVT_CONTAINER_OF(tier, struct kvt_disk, worker.tier);
+    uint64_t until_ns = kvt_time_add(kvt_clock_mono_ns(), disk->hang_ns);
 
-    kvt_worker_stop(&disk->worker);
-    disk_free(disk);
+    KVT_ASSERT(disk->worker.outstanding == 0 ||
+               atomic_load_explicit(&tier->counters.health, memory_order_relaxed) ==
+                   KVT_TIER_HEALTH_OUT);
+    kvt_worker_ask_stop(&disk->worker);
+    if (kvt_worker_join(&disk->worker, kvt_time_add(until_ns, STOP_SLACK_NS)))
+        disk_free(disk);
 }
 
 static const struct kvt_tier_ops disk_ops = {
@@ -48,8 +55,7 @@ static void disk_configure(struct kvt_disk *disk, const struct kvt_disk_config *
     for (uint32_t i = 0; i < KVT_DISK_FLIGHTS; i++)
         disk->free_flights[i] = KVT_DISK_FLIGHTS - 1 - i;
     disk->free_count = KVT_DISK_FLIGHTS;
-    /* At most inflight_max flushes wait, so at most that many epochs and one are open. */
-    disk->open_writes_count = config->inflight_max + 2;
+    disk->late_at_ns = KVT_TIME_NEVER_NS;
 }
 
 const char *kvt_disk_result_text(int result)
@@ -107,10 +113,6 @@ int kvt_disk_open(struct kvt_tier **ret_tier, const struct kvt_disk_config *conf
     (void)sem_init(&disk->started, 0, 0);
     disk_configure(disk, config);
     r = kvt_worker_init(&disk->worker, &disk_ops, config->inflight_max, config->doorbell);
-    if (r == 0) {
-        disk->open_writes = kvt_alloc_zeroed(disk->open_writes_count, sizeof(uint32_t));
-        r = disk->open_writes == NULL ? -ENOMEM : 0;
-    }
     if (r == 0)
         r = kvt_disk_file_open(&disk->file, disk->io, config, ret_report);
     if (r == 0) {

@@ -12,6 +12,17 @@
  * hang_ns past its deadline: it is tried again when it has given back what it held. (Where io_uring
  * is forbidden a hanging call hangs the thread, and nobody sees it.)
  *
+ * What waits for a device is late at its deadline, whether the device moves or not. A flush that
+ * fails takes the device out of service at once (tier.h says what is lost): flushes fail like that
+ * one until its failure was reaped and a probe, which ends with a flush, was good.
+ *
+ * Closing takes hang_ns more at most for what a device that hangs has in flight. A device that is
+ * out of service may be closed with transfers that were not reaped: they do not come back, the
+ * kernel may still write to the memory of reads (it holds the pages: unmapping is safe, using them
+ * for something else is not), and a write may still arrive, late, in its slot. A plain call that
+ * hangs cannot be ended: close gives up a little later, and thread, file and lock stay until the
+ * process ends.
+ *
  * open/close: init-only (main thread). */
 #pragma once
 

@@ -8,6 +8,8 @@
 #define SUBMIT_FAILURES_MAX 100u /* in a row, one a millisecond, before requests fail */
 #define USER_DATA_POLL (UINT64_MAX - 1)
 #define REAP_MAX 32u
+#define REFUSALS_MAX 8u /* EAGAIN, EINTR: of one flight */
+#define SHORTS_MAX 4u   /* rests of one flight that are asked for */
 
 bool kvt_disk_is_idle(const struct kvt_disk *disk)
 {
@@ -29,9 +31,8 @@ static struct kvt_disk_flight *flight_take(struct kvt_disk *disk)
         disk->busy_since_ns = disk->now_ns;
     flight = &disk->flights[disk->free_flights[--disk->free_count]];
     KVT_ASSERT(!flight->is_used);
-    flight->is_used = true;
-    flight->is_retried = false;
-    flight->done_bytes = 0;
+    /* The generation goes on. */
+    *flight = (struct kvt_disk_flight){.generation = flight->generation, .is_used = true};
     return flight;
 }
 
@@ -39,7 +40,6 @@ static void flight_give(struct kvt_disk *disk, struct kvt_disk_flight *flight)
 {
     KVT_ASSERT(flight->is_used);
     flight->is_used = false;
-    flight->xfer = NULL;
     disk->free_flights[disk->free_count++] = (uint32_t)(flight - disk->flights);
     if (kvt_disk_is_idle(disk))
         kvt_worker_count(&disk->worker.tier.counters.busy_ns, disk->now_ns - disk->busy_since_ns);
@@ -73,30 +73,37 @@ static void sqe_run(struct kvt_disk *disk, const struct kvt_disk_sqe *sqe)
         KVT_ASSERT(sqe->op == KVT_DISK_OP_FLUSH);
         result = io->fdatasync(io->ctx, disk->file.fd);
     }
+    /* Whoever asked for the stop may have stopped waiting for this call: the transfer, the memory
+     * and all that is not this thread's own may be gone. */
+    if (kvt_worker_is_stopping(&disk->worker))
+        pthread_exit(NULL);
     disk->now_ns = kvt_clock_mono_ns();
     flight_complete(disk, sqe->user_data, (int32_t)result);
+}
+
+static bool is_probe(const struct kvt_disk_flight *flight)
+{
+    return flight->xfers.head == NULL;
 }
 
 /* One more request for the flight, for what of it is not done. */
 static void flight_issue(struct kvt_disk *disk, struct kvt_disk_flight *flight)
 {
-    const struct kvt_xfer *xfer = flight->xfer;
     struct kvt_disk_sqe sqe = {.op = flight->op, .buffer_idx = -1};
 
     flight->generation++;
     sqe.user_data = (uint64_t)flight->generation << 32 | (uint64_t)(flight - disk->flights);
-    if (xfer == NULL) {
+    if (flight->op != KVT_DISK_OP_FLUSH && is_probe(flight)) {
         sqe.buffer = disk->file.probe;
         sqe.bytes = KVT_DISK_SUPER_BYTES;
         sqe.offset_bytes = KVT_DISK_SUPER_BYTES; /* the second copy */
     } else if (flight->op != KVT_DISK_OP_FLUSH) {
-        const struct kvt_place *host = flight->op == KVT_DISK_OP_READ ? &xfer->dst : &xfer->src;
-        const struct kvt_place *at = flight->op == KVT_DISK_OP_READ ? &xfer->src : &xfer->dst;
-        uint64_t offset_bytes = host->offset_bytes + flight->done_bytes;
+        uint64_t offset_bytes = flight->host_offset_bytes + flight->done_bytes;
 
         sqe.buffer = disk->host_memory + offset_bytes;
-        sqe.bytes = (uint32_t)(xfer->slot_bytes - flight->done_bytes);
-        sqe.offset_bytes = KVT_DISK_DATA_OFFSET_BYTES + at->offset_bytes + flight->done_bytes;
+        sqe.bytes = (uint32_t)(flight->bytes - flight->done_bytes);
+        sqe.offset_bytes =
+            KVT_DISK_DATA_OFFSET_BYTES + flight->disk_offset_bytes + flight->done_bytes;
         sqe.buffer_idx = buffer_idx(disk, offset_bytes, sqe.bytes);
     }
     if (disk->ring == NULL) {
@@ -108,43 +115,51 @@ static void flight_issue(struct kvt_disk *disk, struct kvt_disk_flight *flight)
 }
 
 /* A write to a slot and another transfer of it must not be in flight together. */
-static bool is_disjoint(const struct kvt_disk *disk, const struct kvt_xfer *xfer,
-                        enum kvt_disk_op op)
+static bool is_disjoint(const struct kvt_disk *disk, const struct kvt_disk_flight *flight)
 {
-    const struct kvt_place *at = op == KVT_DISK_OP_READ ? &xfer->src : &xfer->dst;
-
     for (uint32_t i = 0; i < KVT_DISK_FLIGHTS; i++) {
         const struct kvt_disk_flight *other = &disk->flights[i];
-        const struct kvt_place *other_at;
 
-        if (!other->is_used || other->xfer == NULL || other->op == KVT_DISK_OP_FLUSH ||
-            (op == KVT_DISK_OP_READ && other->op == KVT_DISK_OP_READ))
+        if (other == flight || !other->is_used || is_probe(other) ||
+            other->op == KVT_DISK_OP_FLUSH ||
+            (flight->op == KVT_DISK_OP_READ && other->op == KVT_DISK_OP_READ))
             continue;
-        other_at = other->op == KVT_DISK_OP_READ ? &other->xfer->src : &other->xfer->dst;
-        if (at->offset_bytes < other_at->offset_bytes + other->xfer->slot_bytes &&
-            other_at->offset_bytes < at->offset_bytes + xfer->slot_bytes)
+        if (flight->disk_offset_bytes < other->disk_offset_bytes + other->bytes &&
+            other->disk_offset_bytes < flight->disk_offset_bytes + flight->bytes)
             return false;
     }
     return true;
 }
 
-void kvt_disk_begin(struct kvt_disk *disk, struct kvt_xfer *xfer, enum kvt_disk_op op,
-                    uint64_t epoch)
+static struct kvt_disk_window *window_of(struct kvt_disk *disk, enum kvt_disk_op op)
 {
-    struct kvt_disk_flight *flight;
+    return &disk->windows[op == KVT_DISK_OP_READ ? DISK_READ : DISK_WRITE];
+}
 
-    if (op != KVT_DISK_OP_FLUSH) {
-        KVT_DEBUG_ASSERT(is_disjoint(disk, xfer, op));
-        kvt_disk_window_start(&disk->windows[op == KVT_DISK_OP_READ ? DISK_READ : DISK_WRITE],
-                              xfer->slot_bytes, disk->now_ns);
-    }
-    flight = flight_take(disk);
-    flight->xfer = xfer;
+void kvt_disk_begin(struct kvt_disk *disk, struct kvt_worker_queue xfers, enum kvt_disk_op op)
+{
+    struct kvt_disk_flight *flight = flight_take(disk);
+    const struct kvt_xfer *first = xfers.head;
+
+    flight->xfers = xfers;
     flight->op = op;
-    flight->epoch = epoch;
+    flight->deadline_ns = KVT_TIME_NEVER_NS;
+    for (struct kvt_xfer *xfer = xfers.head; xfer != NULL; xfer = xfer->next) {
+        flight->xfers_count++;
+        flight->deadline_ns = KVT_MIN(flight->deadline_ns, xfer->deadline_ns);
+        flight->bytes += op == KVT_DISK_OP_FLUSH ? 0 : xfer->slot_bytes;
+        xfer->started_ns = disk->now_ns;
+    }
     disk->overdue_at_ns =
-        KVT_MIN(disk->overdue_at_ns, kvt_time_add(xfer->deadline_ns, disk->hang_ns));
-    xfer->started_ns = disk->now_ns;
+        KVT_MIN(disk->overdue_at_ns, kvt_time_add(flight->deadline_ns, disk->hang_ns));
+    if (op != KVT_DISK_OP_FLUSH) {
+        flight->host_offset_bytes =
+            op == KVT_DISK_OP_READ ? first->dst.offset_bytes : first->src.offset_bytes;
+        flight->disk_offset_bytes =
+            op == KVT_DISK_OP_READ ? first->src.offset_bytes : first->dst.offset_bytes;
+        KVT_DEBUG_ASSERT(is_disjoint(disk, flight));
+        kvt_disk_window_start(window_of(disk, op), flight->bytes, disk->now_ns);
+    }
     flight_issue(disk, flight);
 }
 
@@ -152,20 +167,23 @@ void kvt_disk_begin_probe(struct kvt_disk *disk)
 {
     struct kvt_disk_flight *flight = flight_take(disk);
 
-    flight->xfer = NULL;
     flight->op = KVT_DISK_OP_READ;
+    flight->deadline_ns = KVT_TIME_NEVER_NS;
     memset(disk->file.probe, 0, KVT_DISK_SUPER_BYTES);
     flight_issue(disk, flight);
 }
 
-/* The probe reads the superblock's second copy, compares, and writes the same bytes back. */
+/* The probe reads the superblock's second copy, compares, writes the same bytes back and flushes.
+ */
 static void probe_complete(struct kvt_disk *disk, struct kvt_disk_flight *flight, int32_t result)
 {
-    bool is_good = result == (int32_t)KVT_DISK_SUPER_BYTES &&
-                   memcmp(disk->file.probe, disk->file.super, KVT_DISK_SUPER_BYTES) == 0;
+    enum kvt_disk_op op = flight->op;
+    bool is_good = op == KVT_DISK_OP_FLUSH ? result >= 0 : result == (int32_t)KVT_DISK_SUPER_BYTES;
 
-    if (is_good && flight->op == KVT_DISK_OP_READ) {
-        flight->op = KVT_DISK_OP_WRITE;
+    if (op == KVT_DISK_OP_READ && is_good)
+        is_good = memcmp(disk->file.probe, disk->file.super, KVT_DISK_SUPER_BYTES) == 0;
+    if (is_good && op != KVT_DISK_OP_FLUSH) {
+        flight->op = op == KVT_DISK_OP_READ ? KVT_DISK_OP_WRITE : KVT_DISK_OP_FLUSH;
         flight_issue(disk, flight);
         return;
     }
@@ -175,56 +193,49 @@ static void probe_complete(struct kvt_disk *disk, struct kvt_disk_flight *flight
 
 static void flush_complete(struct kvt_disk *disk, struct kvt_disk_flight *flight, int32_t result)
 {
-    struct kvt_xfer *xfer = flight->xfer;
+    struct kvt_worker_queue xfers = flight->xfers;
 
     flight_give(disk, flight);
     disk->is_flushing = false;
     if (result >= 0)
         kvt_worker_count(&disk->worker.tier.counters.flushes, 1);
-    kvt_disk_finish(disk, xfer, result < 0 ? result : KVT_XFER_DONE);
+    while (xfers.head != NULL)
+        kvt_disk_finish(disk, kvt_worker_queue_pop(&xfers), result < 0 ? result : KVT_XFER_DONE);
     kvt_disk_note_result(disk, result < 0);
+    if (result < 0)
+        kvt_disk_note_sync_failure(disk, result);
 }
 
-/* The status of a read or write that came back with @result, or 1 when it is to be asked again. */
+/* Whether a read or write that came back with @result is to be asked for again. If not, its
+ * first done_bytes are done, and what is behind them has *ret_status. */
 static bool move_is_again(struct kvt_disk_flight *flight, int32_t result, int *ret_status)
 {
-    uint64_t want = flight->xfer->slot_bytes - flight->done_bytes;
+    uint64_t want = flight->bytes - flight->done_bytes;
 
-    *ret_status = KVT_XFER_DONE;
-    if (result >= 0 && (uint64_t)result == want)
-        return false;
-    if (!flight->is_retried && (result == -EAGAIN || result == -EINTR)) {
-        flight->is_retried = true;
+    if ((result == -EAGAIN || result == -EINTR) && flight->refusals < REFUSALS_MAX) {
+        flight->refusals++;
         return true;
     }
-    if (result < 0 || (uint64_t)result > want) {
-        *ret_status = result < 0 ? result : -EIO;
+    *ret_status = result < 0 ? result : KVT_XFER_SHORT;
+    if (result < 0)
+        return false;
+    if ((uint64_t)result > want) { /* nobody knows where the rest of it went */
+        *ret_status = -EIO;
         return false;
     }
-    if (!flight->is_retried && result > 0 && result % (int32_t)KVT_DIO_ALIGN_BYTES == 0) {
-        flight->is_retried = true;
-        flight->done_bytes += (uint64_t)result;
-        return true;
-    }
-    *ret_status = KVT_XFER_SHORT;
-    return false;
+    flight->done_bytes += (uint64_t)result;
+    if (flight->done_bytes == flight->bytes || result == 0 ||
+        result % (int32_t)KVT_DIO_ALIGN_BYTES != 0 || flight->shorts == SHORTS_MAX)
+        return false;
+    flight->shorts++;
+    return true;
 }
 
-static void move_complete(struct kvt_disk *disk, struct kvt_disk_flight *flight, int32_t result)
+static void move_end(struct kvt_disk *disk, struct kvt_xfer *xfer, bool is_read, int status)
 {
     struct kvt_tier_counters *counters = &disk->worker.tier.counters;
-    struct kvt_xfer *xfer = flight->xfer;
-    bool is_read = flight->op == KVT_DISK_OP_READ;
-    uint64_t epoch = flight->epoch;
-    int status;
+    uint64_t number = xfer->done_ns;
 
-    if (move_is_again(flight, result, &status)) {
-        flight_issue(disk, flight);
-        return;
-    }
-    kvt_disk_window_done(&disk->windows[is_read ? DISK_READ : DISK_WRITE], xfer->slot_bytes,
-                         disk->now_ns);
-    flight_give(disk, flight);
     if (status == KVT_XFER_DONE) {
         kvt_worker_count(is_read ? &counters->reads : &counters->writes, 1);
         kvt_worker_count(is_read ? &counters->read_bytes : &counters->written_bytes,
@@ -235,9 +246,36 @@ static void move_complete(struct kvt_disk *disk, struct kvt_disk_flight *flight,
     else
         kvt_disk_finish(disk, xfer, status);
     if (!is_read)
-        kvt_disk_write_ended(disk, epoch);
-    if (status != KVT_XFER_DONE || !is_read)
-        kvt_disk_note_result(disk, status != KVT_XFER_DONE);
+        kvt_disk_write_ended(disk, number);
+}
+
+static void move_complete(struct kvt_disk *disk, struct kvt_disk_flight *flight, int32_t result)
+{
+    struct kvt_worker_queue xfers = flight->xfers;
+    bool is_read = flight->op == KVT_DISK_OP_READ, is_chain = flight->xfers_count > 1;
+    uint64_t done_bytes, bytes = flight->bytes, at_bytes = 0;
+    int status = KVT_XFER_DONE;
+
+    if (move_is_again(flight, result, &status)) {
+        flight_issue(disk, flight);
+        return;
+    }
+    done_bytes = flight->done_bytes;
+    kvt_disk_window_done(window_of(disk, flight->op), bytes, disk->now_ns);
+    flight_give(disk, flight);
+    while (xfers.head != NULL) {
+        struct kvt_xfer *xfer = kvt_worker_queue_pop(&xfers);
+
+        at_bytes += xfer->slot_bytes;
+        if (at_bytes <= done_bytes)
+            move_end(disk, xfer, is_read, KVT_XFER_DONE);
+        else if (is_chain && !disk->is_out)
+            kvt_disk_again_alone(disk, xfer, is_read ? DISK_READ : DISK_WRITE);
+        else
+            move_end(disk, xfer, is_read, status);
+    }
+    if (done_bytes < bytes ? !is_chain : !is_read)
+        kvt_disk_note_result(disk, done_bytes < bytes);
 }
 
 static void flight_complete(struct kvt_disk *disk, uint64_t user_data, int32_t result)
@@ -254,7 +292,7 @@ static void flight_complete(struct kvt_disk *disk, uint64_t user_data, int32_t r
         disk->flights[idx].generation != user_data >> 32)
         return;
     flight = &disk->flights[idx];
-    if (flight->xfer == NULL)
+    if (is_probe(flight))
         probe_complete(disk, flight, result);
     else if (flight->op == KVT_DISK_OP_FLUSH)
         flush_complete(disk, flight, result);

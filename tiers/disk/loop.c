@@ -10,6 +10,8 @@
 #define RING_ENTRIES 128u
 #define STUCK_WAIT_NS KVT_NS_PER_MS /* the kernel did not take the batch: ask again soon */
 #define VERIFY_SLICE_BYTES (256u * KVT_KIB)
+#define LATE_SLICE_NS KVT_NS_PER_MS
+#define REAPED_WAIT_NS (10u * KVT_NS_PER_MS)
 #define STOP_WAIT_NS (100u * KVT_NS_PER_MS)
 #define BAD_SLOTS_A_FAILURE 4u /* damaged slots in a row that weigh as much as a failed request */
 
@@ -40,42 +42,81 @@ static void xfer_assert(const struct kvt_disk *disk, const struct kvt_xfer *xfer
                xfer->slot_bytes <= disk->worker.tier.capacity_bytes - at->offset_bytes);
 }
 
-static uint32_t *open_writes(struct kvt_disk *disk, uint64_t epoch)
+void kvt_disk_write_ended(struct kvt_disk *disk, uint64_t number)
 {
-    return &disk->open_writes[epoch % disk->open_writes_count];
-}
-
-void kvt_disk_write_ended(struct kvt_disk *disk, uint64_t epoch)
-{
-    KVT_ASSERT(*open_writes(disk, epoch) > 0);
-    (*open_writes(disk, epoch))--;
-}
-
-static void queue_fail(struct kvt_disk *disk, struct kvt_worker_queue *queue, bool are_writes)
-{
-    while (queue->head != NULL) {
-        struct kvt_xfer *xfer = kvt_worker_queue_pop(queue);
-
-        if (are_writes)
-            kvt_disk_write_ended(disk, xfer->started_ns);
-        kvt_disk_finish(disk, xfer, KVT_XFER_OUT_OF_SERVICE);
+    KVT_ASSERT(disk->open_writes > 0);
+    disk->open_writes--;
+    for (struct kvt_xfer *flush = disk->flushes.head; flush != NULL; flush = flush->next) {
+        if (flush->done_ns < number)
+            continue;
+        KVT_ASSERT(flush->started_ns > 0);
+        flush->started_ns--;
     }
 }
 
-/* With no flush waiting, the writes that are still in flight are one epoch. */
-static void epochs_merge(struct kvt_disk *disk)
+void kvt_disk_again_alone(struct kvt_disk *disk, struct kvt_xfer *xfer, int direction)
 {
-    KVT_ASSERT(disk->flushes.head == NULL);
-    memset(disk->open_writes, 0, disk->open_writes_count * sizeof(disk->open_writes[0]));
-    disk->epoch = disk->flush_epoch;
-    for (uint32_t i = 0; i < KVT_DISK_FLIGHTS; i++) {
-        struct kvt_disk_flight *flight = &disk->flights[i];
+    kvt_worker_queue_push(&disk->queues[direction][DISK_ALONE], xfer);
+    disk->late_at_ns = KVT_MIN(disk->late_at_ns, xfer->deadline_ns);
+}
 
-        if (flight->is_used && flight->xfer != NULL && flight->op == KVT_DISK_OP_WRITE) {
-            flight->epoch = disk->epoch;
-            (*open_writes(disk, disk->epoch))++;
+/* A transfer that was not started, or not to its end, is given back with @status. */
+static void queued_end(struct kvt_disk *disk, struct kvt_xfer *xfer, bool is_write, int status)
+{
+    uint64_t number = xfer->done_ns;
+
+    xfer->started_ns = disk->now_ns;
+    kvt_disk_finish(disk, xfer, status);
+    if (is_write)
+        kvt_disk_write_ended(disk, number);
+}
+
+static void queue_fail(struct kvt_disk *disk, struct kvt_worker_queue *queue, bool are_writes,
+                       int status)
+{
+    while (queue->head != NULL)
+        queued_end(disk, kvt_worker_queue_pop(queue), are_writes, status);
+}
+
+/* Gives back what is late, finds out what will be late next. */
+static void queue_expire(struct kvt_disk *disk, struct kvt_worker_queue *queue, bool are_writes)
+{
+    struct kvt_worker_queue all = *queue;
+
+    *queue = (struct kvt_worker_queue){0};
+    while (all.head != NULL) {
+        struct kvt_xfer *xfer = kvt_worker_queue_pop(&all);
+
+        if (kvt_worker_is_late(xfer, disk->now_ns)) {
+            queued_end(disk, xfer, are_writes, KVT_XFER_LATE);
+            continue;
         }
+        kvt_worker_queue_push(queue, xfer);
+        disk->late_at_ns = KVT_MIN(disk->late_at_ns, xfer->deadline_ns);
     }
+}
+
+/* Whether the device moves or not, what waits is late in time. Deadlines that follow each other
+ * closely are served together, LATE_SLICE_NS later at most. */
+static void loop_expire(struct kvt_disk *disk)
+{
+    if (disk->now_ns < disk->late_at_ns)
+        return;
+    disk->late_at_ns = KVT_TIME_NEVER_NS;
+    /* Flushes first: a write that is late would otherwise let one go that is late as well. */
+    queue_expire(disk, &disk->flushes, false);
+    for (int i = 0; i < DISK_QUEUES; i++) {
+        queue_expire(disk, &disk->queues[DISK_READ][i], false);
+        queue_expire(disk, &disk->queues[DISK_WRITE][i], true);
+    }
+    if (disk->late_at_ns != KVT_TIME_NEVER_NS)
+        disk->late_at_ns = KVT_MAX(disk->late_at_ns, disk->now_ns + LATE_SLICE_NS);
+}
+
+/* What a flush gets that is not tried because the device is out of service. */
+static int flush_refusal(const struct kvt_disk *disk)
+{
+    return disk->sync_error != 0 ? disk->sync_error : KVT_XFER_OUT_OF_SERVICE;
 }
 
 static void health_go_out(struct kvt_disk *disk)
@@ -92,12 +133,11 @@ static void health_go_out(struct kvt_disk *disk)
     disk->retry_at_ns = kvt_time_add(disk->now_ns, disk->pause_ns);
     atomic_store_explicit(&counters->health, KVT_TIER_HEALTH_OUT, memory_order_relaxed);
     kvt_worker_count(&counters->outages, 1);
-    for (int background = 0; background < 2; background++) {
-        queue_fail(disk, &disk->queues[DISK_READ][background], false);
-        queue_fail(disk, &disk->queues[DISK_WRITE][background], true);
+    queue_fail(disk, &disk->flushes, false, flush_refusal(disk));
+    for (int i = 0; i < DISK_QUEUES; i++) {
+        queue_fail(disk, &disk->queues[DISK_READ][i], false, KVT_XFER_OUT_OF_SERVICE);
+        queue_fail(disk, &disk->queues[DISK_WRITE][i], true, KVT_XFER_OUT_OF_SERVICE);
     }
-    queue_fail(disk, &disk->flushes, false);
-    epochs_merge(disk);
 }
 
 static void note_success(struct kvt_disk *disk)
@@ -119,6 +159,14 @@ void kvt_disk_note_result(struct kvt_disk *disk, bool is_failure)
     disk->successes_row = 0;
     disk->failures_row++;
     if (!disk->is_out && disk->failures_row >= disk->failures_max)
+        health_go_out(disk);
+}
+
+/* The writes that it lost look done to whoever waits for a later flush: none may succeed. */
+void kvt_disk_note_sync_failure(struct kvt_disk *disk, int error)
+{
+    disk->sync_error = error;
+    if (!disk->is_out)
         health_go_out(disk);
 }
 
@@ -147,11 +195,10 @@ static void health_check_hang(struct kvt_disk *disk)
     disk->overdue_at_ns = KVT_TIME_NEVER_NS;
     for (uint32_t i = 0; i < KVT_DISK_FLIGHTS; i++) {
         const struct kvt_disk_flight *flight = &disk->flights[i];
-        uint64_t at_ns;
+        uint64_t at_ns = kvt_time_add(flight->deadline_ns, disk->hang_ns);
 
-        if (!flight->is_used || flight->xfer == NULL)
+        if (!flight->is_used || at_ns == KVT_TIME_NEVER_NS)
             continue;
-        at_ns = kvt_time_add(flight->xfer->deadline_ns, disk->hang_ns);
         if (at_ns <= disk->now_ns)
             is_hung = true;
         else
@@ -173,28 +220,31 @@ void kvt_disk_probe_ended(struct kvt_disk *disk, bool is_good)
         return;
     }
     disk->is_out = false;
+    disk->sync_error = 0;
     disk->failures_row = disk->bad_slots_row = 0;
     atomic_store_explicit(&disk->worker.tier.counters.health, KVT_TIER_HEALTH_OK,
                           memory_order_relaxed);
 }
 
-/* A queued write keeps its epoch in started_ns, which means nothing before it starts. */
 static void loop_collect(struct kvt_disk *disk)
 {
     struct kvt_xfer *xfer;
 
     while ((xfer = kvt_ring_take(&disk->worker.submissions)) != NULL) {
-        int is_background = !!(xfer->flags & KVT_XFER_BACKGROUND), direction;
+        bool is_flush = (xfer->flags & KVT_XFER_FLUSH) != 0;
+        int direction;
 
         xfer->verdict = KVT_SLOT_OK;
         xfer->started_ns = disk->now_ns;
         if (disk->is_out) {
-            kvt_disk_finish(disk, xfer, KVT_XFER_OUT_OF_SERVICE);
+            kvt_disk_finish(disk, xfer, is_flush ? flush_refusal(disk) : KVT_XFER_OUT_OF_SERVICE);
             continue;
         }
-        if (xfer->flags & KVT_XFER_FLUSH) {
+        disk->late_at_ns = KVT_MIN(disk->late_at_ns, xfer->deadline_ns);
+        xfer->done_ns = disk->number++;
+        if (is_flush) {
+            xfer->started_ns = disk->open_writes;
             kvt_worker_queue_push(&disk->flushes, xfer);
-            disk->epoch++;
             continue;
         }
         direction = loop_direction(xfer);
@@ -202,19 +252,23 @@ static void loop_collect(struct kvt_disk *disk)
         if (direction == DISK_WRITE) {
             KVT_DEBUG_ASSERT(kvt_slot_header_check(disk->host_memory + xfer->src.offset_bytes,
                                                    &xfer->key) == KVT_SLOT_OK);
-            xfer->started_ns = disk->epoch;
-            (*open_writes(disk, disk->epoch))++;
+            disk->open_writes++;
         }
-        kvt_worker_queue_push(&disk->queues[direction][is_background], xfer);
+        kvt_worker_queue_push(
+            &disk->queues[direction]
+                         [xfer->flags & KVT_XFER_BACKGROUND ? DISK_BACKGROUND : DISK_FOREGROUND],
+            xfer);
     }
 }
 
 /* Foreground first, but one in a row is background. NULL: none is waiting. */
 static struct kvt_worker_queue *queue_next(struct kvt_disk *disk, int direction)
 {
-    struct kvt_worker_queue *foreground = &disk->queues[direction][0];
-    struct kvt_worker_queue *background = &disk->queues[direction][1];
+    struct kvt_worker_queue *foreground = &disk->queues[direction][DISK_FOREGROUND];
+    struct kvt_worker_queue *background = &disk->queues[direction][DISK_BACKGROUND];
 
+    if (disk->queues[direction][DISK_ALONE].head != NULL)
+        return &disk->queues[direction][DISK_ALONE];
     if (background->head != NULL &&
         (foreground->head == NULL || disk->foreground_row[direction] >= KVT_WORKER_FOREGROUND_ROW))
         return background;
@@ -227,56 +281,60 @@ static void loop_start_moves(struct kvt_disk *disk, int direction)
 
     while (disk->free_count > KVT_DISK_FLIGHTS_RESERVED &&
            (queue = queue_next(disk, direction)) != NULL) {
-        struct kvt_xfer *xfer = queue->head;
-        uint64_t epoch = xfer->started_ns;
-        bool is_late = kvt_worker_is_late(xfer, disk->now_ns);
+        struct kvt_worker_queue chain = {0};
 
-        if (!is_late && !kvt_disk_window_has_room(&disk->windows[direction], xfer->slot_bytes))
-            return;
-        (void)kvt_worker_queue_pop(queue);
-        disk->foreground_row[direction] =
-            queue == &disk->queues[direction][0] ? disk->foreground_row[direction] + 1 : 0;
-        if (is_late) {
-            xfer->started_ns = disk->now_ns;
-            if (direction == DISK_WRITE)
-                kvt_disk_write_ended(disk, epoch);
-            kvt_disk_finish(disk, xfer, KVT_XFER_LATE);
-        } else {
-            kvt_disk_begin(disk, xfer,
-                           direction == DISK_READ ? KVT_DISK_OP_READ : KVT_DISK_OP_WRITE,
-                           direction == DISK_READ ? 0 : epoch);
+        if (kvt_worker_is_late(queue->head, disk->now_ns)) { /* of the current slice */
+            queued_end(disk, kvt_worker_queue_pop(queue), direction == DISK_WRITE, KVT_XFER_LATE);
+            continue;
         }
+        if (!kvt_disk_window_has_room(&disk->windows[direction], queue->head->slot_bytes))
+            return;
+        if (queue != &disk->queues[direction][DISK_ALONE])
+            disk->foreground_row[direction] = queue == &disk->queues[direction][DISK_FOREGROUND]
+                                                  ? disk->foreground_row[direction] + 1
+                                                  : 0;
+        kvt_worker_queue_push(&chain, kvt_worker_queue_pop(queue));
+        kvt_disk_begin(disk, chain, direction == DISK_READ ? KVT_DISK_OP_READ : KVT_DISK_OP_WRITE);
         /* Requests that are plain calls take their time here: let newer ones pass. */
         if (disk->ring == NULL)
             return;
     }
 }
 
+/* One request for all that wait for no write any more. */
 static void loop_start_flush(struct kvt_disk *disk)
 {
-    struct kvt_xfer *xfer;
+    struct kvt_worker_queue chain = {0};
 
-    while (!disk->is_flushing && disk->flushes.head != NULL &&
-           *open_writes(disk, disk->flush_epoch) == 0) {
-        xfer = kvt_worker_queue_pop(&disk->flushes);
-        disk->flush_epoch++;
-        if (kvt_worker_is_late(xfer, disk->now_ns)) {
-            kvt_disk_finish(disk, xfer, KVT_XFER_LATE);
-        } else {
-            disk->is_flushing = true;
-            kvt_disk_begin(disk, xfer, KVT_DISK_OP_FLUSH, 0);
-        }
+    if (disk->is_flushing)
+        return;
+    while (disk->flushes.head != NULL && disk->flushes.head->started_ns == 0)
+        kvt_worker_queue_push(&chain, kvt_worker_queue_pop(&disk->flushes));
+    if (chain.head == NULL)
+        return;
+    disk->is_flushing = true;
+    kvt_disk_begin(disk, chain, KVT_DISK_OP_FLUSH);
+}
+
+/* A good probe ends what a failed flush began, so the engine must know of the failure before. */
+static void loop_start_probe(struct kvt_disk *disk)
+{
+    if (!disk->is_out || disk->is_probing || disk->is_hung || disk->now_ns < disk->retry_at_ns ||
+        kvt_worker_is_stopping(&disk->worker))
+        return;
+    if (disk->sync_error != 0 && !kvt_ring_is_drained(&disk->worker.completions)) {
+        disk->retry_at_ns = disk->now_ns + REAPED_WAIT_NS;
+        return;
     }
+    disk->is_probing = true;
+    kvt_disk_begin_probe(disk);
 }
 
 /* Starts what may start. True when there is more to do at once (plain calls only). */
 static bool loop_start(struct kvt_disk *disk)
 {
-    if (disk->is_out && !disk->is_probing && !disk->is_hung && disk->now_ns >= disk->retry_at_ns &&
-        !kvt_worker_is_stopping(&disk->worker)) {
-        disk->is_probing = true;
-        kvt_disk_begin_probe(disk);
-    }
+    loop_expire(disk);
+    loop_start_probe(disk);
     loop_start_moves(disk, DISK_READ);
     loop_start_moves(disk, DISK_WRITE);
     loop_start_flush(disk);
@@ -304,20 +362,9 @@ static bool loop_verify(struct kvt_disk *disk)
     return verified_bytes > 0;
 }
 
-/* How long until the first of the next to start is late: a device that hangs must not keep those
- * that it has not begun. */
-static uint64_t deadline_next_ns(const struct kvt_disk *disk)
+static uint64_t until(const struct kvt_disk *disk, uint64_t at_ns)
 {
-    uint64_t deadline_ns = KVT_TIME_NEVER_NS;
-
-    for (int direction = 0; direction < DISK_DIRECTIONS; direction++)
-        for (int background = 0; background < 2; background++)
-            if (disk->queues[direction][background].head != NULL)
-                deadline_ns =
-                    KVT_MIN(deadline_ns, disk->queues[direction][background].head->deadline_ns);
-    if (deadline_ns == KVT_TIME_NEVER_NS)
-        return deadline_ns;
-    return deadline_ns - KVT_MIN(deadline_ns, disk->now_ns);
+    return at_ns == KVT_TIME_NEVER_NS ? at_ns : at_ns - KVT_MIN(at_ns, disk->now_ns);
 }
 
 static void loop_sleep(struct kvt_disk *disk)
@@ -327,17 +374,15 @@ static void loop_sleep(struct kvt_disk *disk)
     int r;
 
     if (disk->is_out && !disk->is_probing && !disk->is_hung)
-        timeout_ns = disk->retry_at_ns - KVT_MIN(disk->now_ns, disk->retry_at_ns);
+        timeout_ns = until(disk, disk->retry_at_ns);
     if (disk->batch_count > 0)
         timeout_ns = KVT_MIN(timeout_ns, STUCK_WAIT_NS);
-    timeout_ns = KVT_MIN(timeout_ns, deadline_next_ns(disk));
+    timeout_ns = KVT_MIN(timeout_ns, until(disk, disk->late_at_ns));
     if (kvt_disk_is_idle(disk)) {
         kvt_worker_sleep(worker, timeout_ns);
         return;
     }
-    if (disk->overdue_at_ns != KVT_TIME_NEVER_NS)
-        timeout_ns =
-            KVT_MIN(timeout_ns, disk->overdue_at_ns - KVT_MIN(disk->overdue_at_ns, disk->now_ns));
+    timeout_ns = KVT_MIN(timeout_ns, until(disk, disk->overdue_at_ns));
     if (kvt_worker_is_stopping(worker))
         timeout_ns = KVT_MIN(timeout_ns, STOP_WAIT_NS);
     kvt_doorbell_arm(&worker->bell);
@@ -350,6 +395,18 @@ static void loop_sleep(struct kvt_disk *disk)
     /* A ring that cannot be waited on must not become a busy loop. */
     if (r < 0 && r != -ETIME && r != -EINTR && r != -EAGAIN)
         kvt_worker_sleep(worker, STUCK_WAIT_NS);
+}
+
+/* A device that hangs is not waited for: what it has is the kernel's, in pages that the kernel
+ * holds, and nobody looks at what comes of it. */
+static bool loop_is_over(struct kvt_disk *disk)
+{
+    if (!kvt_worker_is_stopping(&disk->worker))
+        return false;
+    if (disk->stop_at_ns == 0)
+        disk->stop_at_ns = kvt_time_add(disk->now_ns, disk->hang_ns);
+    return disk->now_ns >= disk->stop_at_ns ||
+           (kvt_disk_is_idle(disk) && kvt_ring_is_empty(&disk->worker.submissions));
 }
 
 static void loop_serve(struct kvt_disk *disk)
@@ -375,8 +432,7 @@ static void loop_serve(struct kvt_disk *disk)
             continue;
         }
         kvt_worker_notify(worker, disk->now_ns, true);
-        if (kvt_worker_is_stopping(worker) && kvt_disk_is_idle(disk) &&
-            kvt_ring_is_empty(&worker->submissions))
+        if (loop_is_over(disk))
             return;
         loop_sleep(disk);
     }

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "daemon/base/alloc.h"
-#include "tiers/disk/loop.h"
+#include "tiers/worker.h"
 
 #define RUN_MAX 64u /* neighbours in a batch for one device go to it in one call */
 
@@ -314,7 +314,7 @@ static void set_close(struct kvt_tier *tier)
 {
     struct disk_set *set = set_of(tier);
 
-    KVT_ASSERT(set->outstanding == 0);
+    /* Each looks whether it may be closed with what it has. */
     for (uint32_t i = 0; i < set->members_count; i++)
         set->members[i].tier = kvt_tier_close(set->members[i].tier);
     kvt_free(set);
@@ -420,12 +420,8 @@ int kvt_disk_set_open(struct kvt_tier **ret_tier, const struct kvt_disk_set_conf
     return 0;
 }
 
-struct kvt_disk *kvt_disk_set_device(struct kvt_tier *tier, uint32_t idx)
+struct kvt_tier *kvt_disk_set_device(struct kvt_tier *tier, uint32_t idx)
 {
-    struct kvt_tier *device = tier;
-
     KVT_ASSERT(idx < tier->zones_count);
-    if (tier->ops == &set_ops)
-        device = set_of(tier)->members[idx].tier;
-    return device == NULL ? NULL : KVT_CONTAINER_OF(device, struct kvt_disk, worker.tier);
+    return tier->ops == &set_ops ? set_of(tier)->members[idx].tier : tier;
 }

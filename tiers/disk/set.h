@@ -23,8 +23,6 @@
 
 #define KVT_DISK_SET_FLUSHES 32u
 
-struct kvt_disk;
-
 struct kvt_disk_set_config {
     uint32_t devices_count; /* 1 .. KVT_ZONES_MAX */
     /* host_memory, doorbell and limits are the same in all. inflight_max of the set is their sum.
@@ -50,5 +48,6 @@ struct kvt_disk_set_report {
 KVT_MUST_USE int kvt_disk_set_open(struct kvt_tier **ret_tier,
                                    const struct kvt_disk_set_config *config,
                                    struct kvt_disk_set_report *ret_report);
-/* The device of a zone, for the calls about its catalog; NULL: it could not be opened. */
-struct kvt_disk *kvt_disk_set_device(struct kvt_tier *tier, uint32_t idx);
+/* The device of a zone as a tier of its own, for the calls about its catalog; NULL: it could not be
+ * opened. */
+struct kvt_tier *kvt_disk_set_device(struct kvt_tier *tier, uint32_t idx);
