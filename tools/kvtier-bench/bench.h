@@ -33,7 +33,8 @@ struct kvt_bench_options {
     bool is_replay, is_info;
     const char *trace_path, *socket_path, *namespace_name;
     struct kvt_model_options model;
-    uint64_t seed, requests_max, kill_every, cancel_every, pool_bytes, deadline_ns;
+    uint64_t seed, requests_max, requests_skipped, kill_every, cancel_every, pool_bytes,
+        deadline_ns;
     uint32_t engines, concurrency;
     double time_scale; /* 0: no waiting */
     bool is_json, is_reporting, is_quiet, is_verifying, is_storing_output, is_matching_whole,

@@ -273,6 +273,7 @@ static void *worker_main(void *arg)
     uint32_t valid = atomic_load(&shared->valid_idx);
 
     worker->stats = shared->versions[valid];
+    worker->stats.next_idx = KVT_MAX(worker->stats.next_idx, engine->options->requests_skipped);
     for (uint64_t i = worker->stats.next_idx; i < engine->workload->requests_count; i++) {
         if (owner_of(engine, i) != mine)
             continue;

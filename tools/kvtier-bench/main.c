@@ -176,6 +176,13 @@ static bool reap(struct parent *parent)
     return is_running;
 }
 
+static uint64_t requests_to_do(const struct parent *parent)
+{
+    uint64_t count = parent->workload->requests_count;
+
+    return count - KVT_MIN(count, parent->options->requests_skipped);
+}
+
 static void show(struct parent *parent, struct kvt_progress *progress, uint64_t done)
 {
     uint64_t lookup_tokens = 0, hit_tokens = 0, wrong_bytes = 0;
@@ -189,7 +196,7 @@ static void show(struct parent *parent, struct kvt_progress *progress, uint64_t 
     (void)snprintf(note, sizeof(note), "hit %s  wrong bytes %llu",
                    kvt_text_share(share, hit_tokens, lookup_tokens),
                    (unsigned long long)wrong_bytes);
-    kvt_progress_show(progress, done, parent->workload->requests_count, note, kvt_clock_mono_ns());
+    kvt_progress_show(progress, done, requests_to_do(parent), note, kvt_clock_mono_ns());
 }
 
 static void watch(struct parent *parent)

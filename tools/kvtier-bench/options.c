@@ -26,6 +26,7 @@ enum option_id {
     OPT_ENGINES,
     OPT_TIME_SCALE,
     OPT_LIMIT,
+    OPT_SKIP,
     OPT_SEED,
     OPT_KILL,
     OPT_CANCEL,
@@ -62,6 +63,7 @@ static const struct option long_options[] = {
     {"engines", required_argument, NULL, OPT_ENGINES},
     {"time-scale", required_argument, NULL, OPT_TIME_SCALE},
     {"limit", required_argument, NULL, OPT_LIMIT},
+    {"skip", required_argument, NULL, OPT_SKIP},
     {"seed", required_argument, NULL, OPT_SEED},
     {"kill-engine-every", required_argument, NULL, OPT_KILL},
     {"cancel-every", required_argument, NULL, OPT_CANCEL},
@@ -114,6 +116,7 @@ static const char load_text[] =
     "  --engines N              engine processes (default 1)\n"
     "  --concurrency N          requests at a time in each (default 1)\n"
     "  --limit N                at most so many requests (synth: how many, default 1000)\n"
+    "  --skip N                 of those, leave out the first N: they came before\n"
     "  --seed N                 of all that is random (default 1)\n"
     "  --time-scale X           arrival times are multiplied by X; 0: no waiting (default 0)\n"
     "  --kill-engine-every N    SIGKILL one engine after every N requests; another goes on\n"
@@ -247,6 +250,8 @@ static int take_load(struct kvt_bench_options *options, int id, const char *name
         return parse_scale(name, arg, &options->time_scale);
     case OPT_LIMIT:
         return parse_number(name, arg, any, &options->requests_max);
+    case OPT_SKIP:
+        return parse_number(name, arg, any, &options->requests_skipped);
     case OPT_SEED:
         return parse_number(name, arg, (struct number){0, UINT64_MAX / 2, false}, &options->seed);
     case OPT_KILL:
