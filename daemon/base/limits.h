@@ -26,13 +26,12 @@
 #define KVT_MODEL_TEXT_BYTES_MAX 4096u
 
 #define KVT_NAMESPACES_MAX 64u
+#define KVT_STORE_ID_BYTES 16u
 #define KVT_SESSIONS_MAX 256u
 #define KVT_REGIONS_PER_SESSION_MAX 16u
 #define KVT_PIECES_PER_COMPONENT_MAX 2048u /* layers x (K, V) and room */
 #define KVT_ENGINE_BLOCKS_PER_BLOCK_MAX 512u
 #define KVT_MOVES_PER_REQUEST_MAX 65536u /* (component, block) pairs in one Promote or Demote */
-
-#define KVT_ZONES_MAX 16u /* devices of a tier: failure domains */
 
 #define KVT_CONNECTIONS_MAX 256u
 #define KVT_STREAMS_PER_CONNECTION_MAX 64u

@@ -32,7 +32,9 @@ static bool check_leases(struct kvt_engine *engine, const char **ret_why)
     if (groups_live > live)
         return fail(ret_why, "leases: groups count more than are live");
     kvt_radix_stats(engine->radix, &radix);
-    if (radix.leases > used + holds) /* less: those of detached parts are gone already */
+    if (radix.leases > used + holds +
+                           kvt_store_is_holding(
+                               engine->store)) /* less: those of detached parts are gone already */
         return fail(ret_why, "the tree holds leases that nobody has");
     return true;
 }
@@ -146,4 +148,9 @@ void kvt_engine_counts(const struct kvt_engine *engine, struct kvt_engine_counts
                                              .ops = engine->ops_count,
                                              .jobs = engine->jobs_count,
                                              .inflight = kvt_store_inflight(engine->store)};
+}
+
+void kvt_engine_store_stats(const struct kvt_engine *engine, struct kvt_store_stats *ret_stats)
+{
+    kvt_store_stats(engine->store, ret_stats);
 }

@@ -145,8 +145,24 @@ static void fill_defaults(struct kvt_engine_config *config)
     config->namespaces_max =
         KVT_MIN((uint32_t)or_default(config->namespaces_max, 64), KVT_NAMESPACES_MAX);
     config->roots_max = (uint32_t)or_default(config->roots_max, 65536);
+    config->load_wait_ns = or_default(config->load_wait_ns, 10 * KVT_NS_PER_S);
     if (config->version == NULL)
         config->version = "";
+}
+
+static bool is_l3_kept(const struct kvt_engine_config *config)
+{
+    for (uint32_t i = 0; i < KVT_ZONES_MAX; i++)
+        if (config->store.indexes[i] != NULL)
+            return true;
+    return false;
+}
+
+static void on_block_gone(void *ctx, const struct kvt_radix_gone *gone)
+{
+    struct kvt_engine *engine = ctx;
+
+    kvt_store_block_gone(engine->store, gone);
 }
 
 static int make_below(struct kvt_engine *engine)
@@ -165,7 +181,10 @@ static int make_below(struct kvt_engine *engine)
                                       .namespaces_max = config->namespaces_max,
                                       .roots_max = config->roots_max,
                                       .mask_evictable = KVT_TIER_BITS_ALL,
-                                      .is_populated = true};
+                                      .is_populated = true,
+                                      .has_tags = is_l3_kept(config),
+                                      .gone = on_block_gone,
+                                      .gone_ctx = engine};
     r = kvt_radix_new(&engine->radix, &radix);
     if (r < 0)
         return r;
@@ -207,6 +226,8 @@ static int make(struct kvt_engine *engine)
         r = kvt_doorbell_init(&engine->janitor_bell);
     if (r == 0)
         r = make_below(engine);
+    if (r == 0)
+        r = eng_catalog_restore(engine);
     return r;
 }
 

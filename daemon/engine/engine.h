@@ -12,6 +12,7 @@
 #include "daemon/base/api.h"
 #include "daemon/base/doorbell.h"
 #include "daemon/engine/store.h"
+#include "tiers/disk/catalog.h"
 
 struct kvt_engine;
 
@@ -30,8 +31,13 @@ struct kvt_engine_config {
     uint64_t leased_bytes_per_engine_max;      /* 0: half of L2 + half of L1 */
     uint64_t reserved_bytes_per_engine_max;    /* 0: a quarter of L2 + L1 */
     uint32_t namespaces_max, roots_max;        /* 0: 64, 65,536 */
-    kvt_notify_fn notify;                      /* of the server; NULL in tests that need none */
-    struct kvt_doorbell *doorbell;             /* the one that the tiers ring too */
+    /* What L3's devices kept of earlier daemons. NULL: nothing; else KVT_NAMESPACES_MAX records,
+     * only used in kvt_engine_new. */
+    const struct kvt_disk_ns_record *namespaces;
+    struct kvt_disk_state states[KVT_ZONES_MAX]; /* a device each, as they were written last */
+    uint64_t load_wait_ns;         /* a lookup waits so long for L3's index at start; 0: 10 s */
+    kvt_notify_fn notify;          /* of the server; NULL in tests that need none */
+    struct kvt_doorbell *doorbell; /* the one that the tiers ring too */
 };
 
 KVT_MUST_USE int kvt_engine_new(struct kvt_engine **ret_engine,
@@ -52,6 +58,9 @@ void kvt_engine_run(struct kvt_engine *engine);
  * end with UNAVAILABLE, transfers are waited for, then run returns. */
 void kvt_engine_stop(struct kvt_engine *engine, uint64_t drain_deadline_ns);
 
+/* The engine's thread, after a stop: drains, and says when nothing is left to wait for. */
+bool kvt_engine_is_stopped(struct kvt_engine *engine);
+
 /* Invariants over tree, store, sessions, leases, tickets; true, or false and *ret_why. */
 bool kvt_engine_check(struct kvt_engine *engine, const char **ret_why);
 /* Tests: outstanding things that must be zero when nobody is attached. */
@@ -59,3 +68,4 @@ struct kvt_engine_counts {
     uint64_t sessions, engines, leases, tickets, reserved_cells, ops, jobs, inflight;
 };
 void kvt_engine_counts(const struct kvt_engine *engine, struct kvt_engine_counts *ret_counts);
+void kvt_engine_store_stats(const struct kvt_engine *engine, struct kvt_store_stats *ret_stats);

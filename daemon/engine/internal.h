@@ -80,8 +80,13 @@ struct eng_ns {
     struct kvt_api_component components[KVT_COMPONENTS_MAX]; /* names point into texts */
     struct kvt_text model, revision, dtype;
     char *texts;
+    uint8_t *spec; /* the canonical encoding that the fingerprint is of */
+    uint32_t spec_bytes;
     uint32_t sessions_count;
     uint64_t lookup_tokens, hit_tokens;
+    /* Its record in the catalogs of L3's devices: a bit a device. */
+    uint32_t catalog_todo;
+    uint64_t catalog_seq[KVT_ZONES_MAX], catalog_refused[KVT_ZONES_MAX];
 };
 
 /* ---- sessions ---------------------------------------------------------------------------------
@@ -266,6 +271,14 @@ struct eng_digest {
     uint8_t digest[KVT_FINGERPRINT_BYTES];
 };
 
+#define KVT_ENGINE_RESETS_MAX 16u
+
+struct eng_reset { /* a Reset whose epoch is not durable yet */
+    struct kvt_op *op;
+    struct eng_ns *ns;
+    uint64_t epoch;
+};
+
 /* ---- the engine -------------------------------------------------------------------------------
  */
 
@@ -292,6 +305,14 @@ struct kvt_engine {
     /* The rest: the engine's thread. */
     bool is_stopping, is_drained;
     bool has_submitted; /* jobs since the last turn of the store */
+    struct eng_reset resets[KVT_ENGINE_RESETS_MAX];
+    uint32_t resets_count;
+    uint32_t stamps_todo; /* devices that have to hear of stamp_end_wanted */
+    uint64_t stamp_end, stamp_end_wanted, stamps_seq[KVT_ZONES_MAX];
+    struct kvt_op *parked; /* lookups that wait for L3's index, linked by op->service */
+    uint32_t parked_count;
+    bool is_unparking;
+    uint64_t load_wait_end_ns;
     struct eng_heap heap;
     struct eng_ns ns[KVT_NAMESPACES_MAX];
     uint32_t ns_count;
@@ -389,6 +410,10 @@ struct eng_prefix {
 };
 bool eng_prefix(struct kvt_engine *engine, struct kvt_op *op, const struct eng_ns *ns,
                 const struct kvt_api_prefix *prefix, struct eng_prefix *ret_prefix);
+/* Makes namespace number @idx of a spec that was checked; 0, KVT_STORE_E_TOO_BIG or -errno. */
+KVT_MUST_USE int eng_ns_make(struct kvt_engine *engine, uint32_t idx, uint64_t epoch,
+                             const struct kvt_req_open_namespace *req,
+                             const uint8_t fingerprint[KVT_FINGERPRINT_BYTES]);
 uint32_t eng_root_key(const struct kvt_text *salt, const struct kvt_text *lora,
                       uint8_t ret_key[KVT_ENGINE_ROOT_KEY_BYTES]);
 bool eng_root_key_split(const uint8_t *key, uint32_t key_bytes, struct kvt_text *ret_salt,
@@ -398,6 +423,31 @@ bool eng_root_key_split(const uint8_t *key, uint32_t key_bytes, struct kvt_text 
 KVT_MUST_USE bool eng_prefix_digest(struct kvt_engine *engine, struct kvt_op *op,
                                     const struct eng_prefix *prefix,
                                     uint8_t ret_digest[KVT_FINGERPRINT_BYTES]);
+
+/* spec.c: a namespace's spec in its canonical encoding */
+size_t eng_spec_encode(const struct kvt_req_open_namespace *req, uint8_t *ret_bytes);
+/* Texts point into @bytes; @ret_tags has room for @tags_max. */
+KVT_MUST_USE bool eng_spec_decode(const uint8_t *bytes, size_t bytes_count,
+                                  struct kvt_req_open_namespace *ret_req, struct kvt_text *ret_tags,
+                                  uint32_t tags_max);
+
+/* catalog.c: what L3's devices keep beside blocks */
+KVT_MUST_USE int eng_catalog_restore(struct kvt_engine *engine);
+void eng_catalog_want(struct kvt_engine *engine, struct eng_ns *ns);
+bool eng_catalog_is_durable(struct kvt_engine *engine, const struct eng_ns *ns);
+void eng_catalog_slice(struct kvt_engine *engine);
+/* Answers when the namespace's present epoch is durable. */
+void eng_reset_wait(struct kvt_engine *engine, struct kvt_op *op, struct eng_ns *ns);
+void eng_resets_end(struct kvt_engine *engine, enum kvt_code code, const char *text);
+uint64_t eng_resets_next_ns(const struct kvt_engine *engine);
+
+/* turn.c */
+void eng_serve(struct kvt_engine *engine, struct kvt_op *op);
+
+/* park.c: lookups while L3's index is being read */
+bool eng_park(struct kvt_engine *engine, struct kvt_op *op);
+void eng_parked_slice(struct kvt_engine *engine);
+uint64_t eng_parked_next_ns(const struct kvt_engine *engine);
 
 /* session.c, region.c */
 void eng_op_attach(struct kvt_engine *engine, struct kvt_op *op);

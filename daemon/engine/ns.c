@@ -28,7 +28,8 @@ uint32_t eng_shards_mask(const struct eng_ns *ns, uint32_t component)
 void eng_ns_deinit(struct eng_ns *ns)
 {
     kvt_free(ns->texts);
-    *ns = (struct eng_ns){0};
+    kvt_free(ns->spec);
+    *ns = (struct eng_ns){.epoch = ns->epoch}; /* whoever gets the number goes on from there */
 }
 
 void eng_ns_new_epoch(struct kvt_engine *engine, struct eng_ns *ns)
@@ -39,59 +40,6 @@ void eng_ns_new_epoch(struct kvt_engine *engine, struct eng_ns *ns)
 
 /* ---- the spec ---------------------------------------------------------------------------------
  */
-
-struct encoder {
-    uint8_t *at; /* NULL: only counts */
-    size_t bytes;
-};
-
-static void put_bytes(struct encoder *encoder, const void *data, size_t bytes)
-{
-    if (encoder->at != NULL && bytes > 0)
-        memcpy(encoder->at + encoder->bytes, data, bytes);
-    encoder->bytes += bytes;
-}
-
-static void put_u64(struct encoder *encoder, uint64_t value)
-{
-    uint8_t le[8];
-
-    for (uint32_t i = 0; i < sizeof(le); i++)
-        le[i] = (uint8_t)(value >> (8 * i));
-    put_bytes(encoder, le, sizeof(le));
-}
-
-static void put_text(struct encoder *encoder, const struct kvt_text *text)
-{
-    put_u64(encoder, text->bytes);
-    put_bytes(encoder, text->at, text->bytes);
-}
-
-static void encode(struct encoder *encoder, const struct kvt_req_open_namespace *req)
-{
-    static const struct kvt_text format = {"kvtier namespace 1", 18};
-
-    put_text(encoder, &format);
-    put_u64(encoder, req->block_tokens);
-    put_u64(encoder, req->ranks);
-    put_u64(encoder, req->components_count);
-    for (uint32_t i = 0; i < req->components_count; i++) {
-        const struct kvt_api_component *c = &req->components[i];
-
-        put_u64(encoder, c->kind);
-        put_u64(encoder, c->window_tokens);
-        put_u64(encoder, c->bytes_per_block);
-        put_u64(encoder, c->is_replicated);
-        put_text(encoder, &c->name);
-    }
-    put_text(encoder, &req->model);
-    put_text(encoder, &req->revision);
-    put_text(encoder, &req->dtype);
-    put_text(encoder, &req->layout);
-    put_u64(encoder, req->tags_count);
-    for (uint32_t i = 0; i < req->tags_count; i++)
-        put_text(encoder, &req->tags[i]);
-}
 
 static bool component_is_valid(struct kvt_op *op, const struct kvt_api_component *c, uint32_t i)
 {
@@ -155,13 +103,16 @@ static char *keep_text(char *at, const struct kvt_text *text, struct kvt_text *r
 static bool keep_spec(struct eng_ns *ns, const struct kvt_req_open_namespace *req)
 {
     size_t bytes = (size_t)req->model.bytes + req->revision.bytes + req->dtype.bytes + 1;
+    size_t spec_bytes = eng_spec_encode(req, NULL);
     char *at;
 
     for (uint32_t i = 0; i < req->components_count; i++)
         bytes += req->components[i].name.bytes;
     at = ns->texts = kvt_alloc_zeroed(1, bytes);
-    if (at == NULL)
+    ns->spec = kvt_alloc_zeroed(1, spec_bytes);
+    if (at == NULL || ns->spec == NULL)
         return false;
+    ns->spec_bytes = (uint32_t)eng_spec_encode(req, ns->spec);
     at = keep_text(at, &req->model, &ns->model);
     at = keep_text(at, &req->revision, &ns->revision);
     at = keep_text(at, &req->dtype, &ns->dtype);
@@ -198,43 +149,58 @@ static int open_below(struct kvt_engine *engine, struct eng_ns *ns)
     r = kvt_store_ns_open(engine->store, ns->radix_ns, &config);
     if (r != 0)
         kvt_radix_ns_close(engine->radix, ns->radix_ns);
+    else
+        kvt_store_ns_set_number(engine->store, ns->radix_ns, ns->idx);
     return r;
+}
+
+int eng_ns_make(struct kvt_engine *engine, uint32_t idx, uint64_t epoch,
+                const struct kvt_req_open_namespace *req,
+                const uint8_t fingerprint[KVT_FINGERPRINT_BYTES])
+{
+    struct eng_ns *ns = &engine->ns[idx];
+    int r;
+
+    KVT_ASSERT(!ns->is_open);
+    *ns = (struct eng_ns){.idx = idx, .epoch = epoch - 1};
+    memcpy(ns->fingerprint, fingerprint, sizeof(ns->fingerprint));
+    eng_ns_new_epoch(engine, ns);
+    r = keep_spec(ns, req) ? open_below(engine, ns) : -ENOMEM;
+    if (r != 0) {
+        eng_ns_deinit(ns);
+        return r;
+    }
+    ns->is_open = true;
+    engine->ns_count = KVT_MAX(engine->ns_count, idx + 1);
+    return 0;
 }
 
 static struct eng_ns *make(struct kvt_engine *engine, struct kvt_op *op,
                            const uint8_t fingerprint[KVT_FINGERPRINT_BYTES])
 {
-    struct eng_ns *ns = &engine->ns[engine->ns_count];
+    uint32_t idx = 0;
     int r;
 
-    if (engine->ns_count >= engine->config.namespaces_max) {
+    while (idx < engine->config.namespaces_max && engine->ns[idx].is_open)
+        idx++;
+    if (idx == engine->config.namespaces_max) {
         kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED,
-                    "%u namespaces are open, the most there can be", engine->ns_count);
+                    "%u namespaces are open, the most there can be", idx);
         return NULL;
     }
-    *ns = (struct eng_ns){.idx = engine->ns_count};
-    memcpy(ns->fingerprint, fingerprint, sizeof(ns->fingerprint));
-    eng_ns_new_epoch(engine, ns);
-    if (!keep_spec(ns, &op->req.open_namespace)) {
-        kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED, "no memory for another namespace");
-        eng_ns_deinit(ns);
-        return NULL;
+    r = eng_ns_make(engine, idx, engine->ns[idx].epoch + 1, &op->req.open_namespace, fingerprint);
+    if (r == 0) {
+        eng_catalog_want(engine, &engine->ns[idx]);
+        return &engine->ns[idx];
     }
-    r = open_below(engine, ns);
-    if (r == KVT_STORE_E_TOO_BIG) {
+    if (r == KVT_STORE_E_TOO_BIG)
         kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT,
                     "a block of this model does not fit a tier: make the tiers larger or "
                     "block_tokens smaller");
-    } else if (r == -EINVAL) {
+    else if (r == -EINVAL)
         kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT, "this spec is not one that can be served");
-    } else if (r != 0) {
+    else
         kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED, "no room for another namespace");
-    } else {
-        ns->is_open = true;
-        engine->ns_count++;
-        return ns;
-    }
-    eng_ns_deinit(ns);
     return NULL;
 }
 
@@ -242,7 +208,8 @@ static struct eng_ns *find(struct kvt_engine *engine,
                            const uint8_t fingerprint[KVT_FINGERPRINT_BYTES])
 {
     for (uint32_t i = 0; i < engine->ns_count; i++) {
-        if (memcmp(engine->ns[i].fingerprint, fingerprint, KVT_FINGERPRINT_BYTES) == 0)
+        if (engine->ns[i].is_open &&
+            memcmp(engine->ns[i].fingerprint, fingerprint, KVT_FINGERPRINT_BYTES) == 0)
             return &engine->ns[i];
     }
     return NULL;
@@ -250,17 +217,15 @@ static struct eng_ns *find(struct kvt_engine *engine,
 
 static bool fingerprint_of(struct kvt_op *op, uint8_t ret_digest[KVT_FINGERPRINT_BYTES])
 {
-    struct encoder encoder = {0};
+    size_t bytes = eng_spec_encode(&op->req.open_namespace, NULL);
+    uint8_t *spec = kvt_arena_alloc(op->arena, bytes);
 
-    encode(&encoder, &op->req.open_namespace);
-    encoder.at = kvt_arena_alloc(op->arena, encoder.bytes);
-    if (encoder.at == NULL) {
+    if (spec == NULL) {
         kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED, "the spec is too large");
         return false;
     }
-    encoder.bytes = 0;
-    encode(&encoder, &op->req.open_namespace);
-    if (kvt_sha256(encoder.at, encoder.bytes, ret_digest) != 0) {
+    (void)eng_spec_encode(&op->req.open_namespace, spec);
+    if (kvt_sha256(spec, bytes, ret_digest) != 0) {
         kvt_op_fail(op, KVT_CODE_INTERNAL, "SHA-256 failed");
         return false;
     }
@@ -400,6 +365,19 @@ static bool spread_extra_keys(struct kvt_op *op, const struct kvt_api_prefix *pr
     return true;
 }
 
+/* A root that came back without its key gets it, now that somebody names it. */
+static void name_root(struct kvt_engine *engine, const struct eng_ns *ns, const void *key,
+                      uint32_t key_bytes)
+{
+    uint8_t digest_key[KVT_STORE_DIGEST_KEY_BYTES] = {KVT_STORE_DIGEST_KEY_TAG};
+
+    if (kvt_store_has_digest_roots(engine->store) && !kvt_store_is_loading(engine->store) &&
+        root_digest(engine, key, key_bytes, digest_key + 1) == 0)
+        /* Not there, or there under both names: then what was scanned stays unused. */
+        (void)!kvt_radix_root_rename(engine->radix, ns->radix_ns, digest_key, sizeof(digest_key),
+                                     key, key_bytes);
+}
+
 bool eng_prefix(struct kvt_engine *engine, struct kvt_op *op, const struct eng_ns *ns,
                 const struct kvt_api_prefix *prefix, struct eng_prefix *ret_prefix)
 {
@@ -424,6 +402,7 @@ bool eng_prefix(struct kvt_engine *engine, struct kvt_op *op, const struct eng_n
     result.radix.ns = ns->radix_ns;
     result.radix.root_key = key;
     result.radix.root_key_bytes = eng_root_key(&prefix->salt, &prefix->lora, key);
+    name_root(engine, ns, key, result.radix.root_key_bytes);
     result.radix.tokens = prefix->tokens;
     result.radix.tokens_count = prefix->tokens_count;
     if (result.radix.after.generation != 0)

@@ -85,6 +85,8 @@ void eng_op_reset(struct kvt_engine *engine, struct kvt_op *op)
     eng_sessions_tell_epoch(engine, ns);
     eng_count(engine, KVT_COUNTER_RESETS, 1);
     op->ans.reset.epoch = ns->epoch;
+    eng_catalog_want(engine, ns);
+    eng_reset_wait(engine, op, ns);
 }
 
 /* ---- Dump -------------------------------------------------------------------------------------
@@ -179,6 +181,8 @@ void eng_op_dump(struct kvt_engine *engine, struct kvt_op *op)
     for (; idx < engine->ns_count; idx++, at = 0) {
         const struct eng_ns *ns = &engine->ns[idx];
 
+        if (!ns->is_open)
+            continue;
         if (!is_all && memcmp(ns->fingerprint, req->fingerprint, KVT_FINGERPRINT_BYTES) != 0)
             continue;
         if (!dump_ns(engine, op, ns, &at, nodes_max)) {

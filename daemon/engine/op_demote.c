@@ -119,8 +119,10 @@ static enum eng_start start_durable(struct kvt_engine *engine, struct eng_run *r
         run->is_broken = true;
         return ENG_SETTLED;
     }
-    if ((mask & 1u << KVT_TIER_DISK) != 0)
+    if ((mask & 1u << KVT_TIER_DISK) != 0) {
+        kvt_store_want_durable(engine->store, moves->cells[move]);
         return ENG_SETTLED;
+    }
     return start_lower(engine, run, moves, move, KVT_TIER_DISK, false);
 }
 
@@ -155,6 +157,21 @@ bool eng_demote_phase(struct kvt_engine *engine, struct eng_run *run)
     return true;
 }
 
+/* Every copy that the answer calls stored is on L3 for good: data, and its row in the index. */
+static bool is_all_durable(struct kvt_engine *engine, const struct eng_run *run)
+{
+    for (uint32_t i = 0; i < run->moves_count; i++) {
+        const struct eng_moves *moves = &run->moves[i];
+
+        for (uint32_t move = 0; move < moves->count; move++)
+            if ((moves->results[move] == KVT_MOVE_DONE ||
+                 moves->results[move] == KVT_MOVE_PRESENT) &&
+                !kvt_store_is_durable(engine->store, moves->cells[move]))
+                return false;
+    }
+    return true;
+}
+
 void eng_demote_answer(struct kvt_engine *engine, struct eng_run *run)
 {
     struct kvt_op *op = run->op;
@@ -163,7 +180,7 @@ void eng_demote_answer(struct kvt_engine *engine, struct eng_run *run)
     *ans = (struct kvt_ans_demote){.moved_bytes = run->moved_bytes,
                                    .is_quiesced = run->jobs_count == 0,
                                    .is_durable = run->phase == ENG_PHASE_FLUSH && !run->is_broken &&
-                                                 !run->is_ending};
+                                                 !run->is_ending && is_all_durable(engine, run)};
     eng_moves_answer(engine, run, &ans->moves);
     if (op->req.demote.moves_count == 0)
         ans->moves = (struct kvt_api_results){0};

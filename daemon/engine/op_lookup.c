@@ -162,6 +162,11 @@ void eng_op_lookup(struct kvt_engine *engine, struct kvt_op *op)
         kvt_op_fail(op, KVT_CODE_NOT_FOUND, "cursor stale: send the whole prefix");
         return;
     }
+    if (match.boundary_tokens <
+            KVT_MIN(req->limit_tokens, where.blocks * session->ns->block_tokens) /
+                session->ns->block_tokens * session->ns->block_tokens &&
+        eng_park(engine, op))
+        return;
     fill_answer(engine, op, session->ns, &match, bytes);
     for (uint32_t tier = 0; tier < KVT_TIERS_COUNT; tier++) {
         if (bytes[tier] > 0)

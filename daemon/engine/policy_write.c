@@ -41,6 +41,14 @@ static bool bucket_pay(struct kvt_write_bucket *bucket, uint64_t bytes)
     return true;
 }
 
+#define SHORT_SHARE 4u /* of a second's worth; less is short */
+
+static bool is_short(const struct kvt_write_bucket *bucket)
+{
+    return bucket->rate_bytes_per_s != 0 &&
+           bucket->level_bytes < bucket->rate_bytes_per_s / SHORT_SHARE;
+}
+
 enum kvt_write_verdict kvt_write_decide(const struct kvt_write_facts *facts,
                                         struct kvt_write_bucket *bucket)
 {
@@ -50,6 +58,8 @@ enum kvt_write_verdict kvt_write_decide(const struct kvt_write_facts *facts,
     case KVT_WRITE_BACK:
         if (!facts->is_evicted)
             return KVT_WRITE_NOT_WANTED;
+        if (is_short(bucket) && facts->touches < facts->selective_touches)
+            return KVT_WRITE_NO_BUDGET;
         break;
     case KVT_WRITE_THROUGH:
         break;

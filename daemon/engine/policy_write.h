@@ -3,7 +3,9 @@
  * Asked at two moments: when the copy became READY in L2, and when it has to leave L2 for room. It
  * sees a snapshot and answers; it moves nothing. The write budget is a token bucket: it fills with
  * the configured bytes a second up to one second's worth, and a write that it cannot pay is not
- * wanted now. Pure but for the bucket, which is the caller's; any one thread. */
+ * wanted now. Policy BACK writes whatever is evicted while the bucket is fuller than a quarter;
+ * below that the budget is short, and goes to what was read selective_touches times: that is what
+ * will be read again. Pure but for the bucket, which is the caller's; any one thread. */
 #pragma once
 
 #include "daemon/base/def.h"
@@ -22,7 +24,7 @@ struct kvt_write_facts {
     bool is_lower_on;           /* there is an L3, and it is in service */
     bool is_lower_busy;         /* L3 takes no more transfers now */
     uint32_t touches;           /* reads since it was stored (saturating) */
-    uint32_t selective_touches; /* SELECTIVE: as many are worth a write */
+    uint32_t selective_touches; /* as many are worth a write: SELECTIVE, BACK on a short budget */
     uint64_t bytes;
 };
 

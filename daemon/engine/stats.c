@@ -112,6 +112,7 @@ static const char *const drop_labels[KVT_TIERS_COUNT][KVT_DROP_REASONS] = {
         [KVT_DROP_BAD] = "tier=" tier ",reason=bad",                                               \
         [KVT_DROP_REQUESTED] = "tier=" tier ",reason=requested",                                   \
         [KVT_DROP_ABORTED] = "tier=" tier ",reason=aborted",                                       \
+        [KVT_DROP_LOST] = "tier=" tier ",reason=lost",                                             \
     }
     DROP_LABELS("l1"), DROP_LABELS("l2"), DROP_LABELS("l3")
 #undef DROP_LABELS
@@ -173,7 +174,6 @@ void eng_op_stats(struct kvt_engine *engine, struct kvt_op *op)
         .sessions = engine->sessions_count,
         .ops_running = engine->ops_count,
         .tiers_count = KVT_TIERS_COUNT,
-        .namespaces_count = engine->ns_count,
         .engines_count = engine->groups_count,
         .namespaces = kvt_arena_array(op->arena, engine->ns_count + 1u, sizeof(ans->namespaces[0])),
         .engines = kvt_arena_array(op->arena, engine->groups_count + 1u, sizeof(ans->engines[0]))};
@@ -186,7 +186,8 @@ void eng_op_stats(struct kvt_engine *engine, struct kvt_op *op)
         ans->pins += ans->tiers[tier].pinned_copies;
     }
     for (uint32_t i = 0; i < engine->ns_count; i++)
-        ns_stats(engine, &engine->ns[i], &ans->namespaces[i]);
+        if (engine->ns[i].is_open)
+            ns_stats(engine, &engine->ns[i], &ans->namespaces[ans->namespaces_count++]);
     kvt_list_for_each (link, &engine->groups)
         group_stats(KVT_CONTAINER_OF(link, struct eng_group, link), &ans->engines[at++]);
 }

@@ -88,6 +88,9 @@ static int tiers_init(struct kvt_store *store, uint64_t meta_bytes)
 
         if (at->tier == NULL)
             continue;
+        config.zones_count = at->tier->zones_count;
+        for (uint32_t zone = 0; zone < at->tier->zones_count; zone++)
+            config.zone_bytes[zone] = at->tier->zones[zone].bytes;
         /* At least a sixteenth each: small tiers may have small slots. */
         config.meta_bytes_max =
             meta_bytes / 16 + (uint64_t)((double)meta_bytes * 13 / 16 *
@@ -121,11 +124,15 @@ static int parts_init(struct kvt_store *store)
     store->memory_fixed_bytes = sizeof(*store) + STORE_LOST_ENTRIES * sizeof(struct lost) +
                                 xfers * (sizeof(struct xfer) + sizeof(struct move)) +
                                 store->config.waiting_jobs_max * sizeof(struct kvt_job *) +
+                                kvt_store_index_bytes(&store->config) +
                                 (has_through ? STORE_THROUGH_MAX * sizeof(struct kvt_cell) : 0);
     if (left < store->memory_fixed_bytes * 2)
         return -EINVAL;
     left -= store->memory_fixed_bytes;
     r = tiers_init(store, left / 4);
+    if (r != 0)
+        return kvt_trace(r);
+    r = kvt_store_index_init(store);
     if (r != 0)
         return kvt_trace(r);
     r = kvt_store_xfers_init(store, xfers);
@@ -161,6 +168,7 @@ int kvt_store_new(struct kvt_store **ret_store, const struct kvt_store_config *c
     store->config = *config;
     store->radix = config->radix;
     kvt_list_init(&store->xfers_free);
+    kvt_list_init(&store->syncs);
     for (uint32_t i = 0; i < 2; i++) {
         kvt_list_init(&store->queue[i]);
         for (uint32_t tier = 0; tier < KVT_TIERS_COUNT; tier++)
@@ -184,6 +192,7 @@ struct kvt_store *kvt_store_free(struct kvt_store *store)
     KVT_ASSERT(store->xfers_used == 0 && store->queued[0] + store->queued[1] == 0);
     for (uint32_t i = 0; i < KVT_TIERS_COUNT; i++)
         store->tiers[i].slab = kvt_slab_free(store->tiers[i].slab);
+    kvt_store_index_deinit(store);
     kvt_store_xfers_deinit(store);
     kvt_store_cells_deinit(store);
     kvt_free(store->heap);
@@ -267,6 +276,13 @@ void kvt_store_ns_set_epoch(struct kvt_store *store, struct kvt_radix_ns ns, uin
 {
     KVT_ASSERT(ns.idx < store->ns_end && store->ns[ns.idx].is_open);
     store->ns[ns.idx].epoch = epoch;
+    kvt_store_index_reset(store, ns.idx);
+}
+
+void kvt_store_ns_set_number(struct kvt_store *store, struct kvt_radix_ns ns, uint32_t number)
+{
+    KVT_ASSERT(ns.idx < store->ns_end && store->ns[ns.idx].is_open);
+    store->ns[ns.idx].number = number;
 }
 
 /* ---- the turn ------------------------------------------------------------------------------- */
@@ -277,8 +293,11 @@ static bool reap_detached(struct kvt_store *store, uint32_t budget)
     struct kvt_radix_victim cells[REAP_BATCH];
 
     while (budget > 0) {
-        uint32_t max = KVT_MIN(budget, REAP_BATCH);
-        uint32_t count = kvt_radix_reap(store->radix, max, cells);
+        uint32_t max = KVT_MIN(budget, REAP_BATCH), count;
+
+        if (!kvt_store_index_has_room(store))
+            return false; /* goes on when the index has taken what went before */
+        count = kvt_radix_reap(store->radix, max, cells);
 
         for (uint32_t i = 0; i < count; i++) {
             struct cell *cell = &store->cells[cells[i].handle];
@@ -302,7 +321,8 @@ bool kvt_store_turn(struct kvt_store *store, uint64_t now_ns, uint32_t budget_bl
     kvt_write_bucket_fill(&store->bucket, store->now_ns);
     (void)kvt_store_reap(store, budget_blocks);
     kvt_store_expire(store);
-    is_more = reap_detached(store, budget_blocks);
+    is_more = kvt_store_index_turn(store, budget_blocks);
+    is_more |= reap_detached(store, budget_blocks);
     is_more |= kvt_store_retry_queue(store, budget_blocks);
     kvt_store_reclaim_turn(store);
     is_more |= kvt_store_evict_ahead(store, budget_blocks) == budget_blocks;
@@ -332,7 +352,9 @@ uint64_t kvt_store_next_ns(const struct kvt_store *store)
         next_ns = KVT_MIN(next_ns, kvt_time_add(store->now_ns, 10 * KVT_NS_PER_MS));
     if (store->is_reap_left || (store->is_woken && store->queued[0] + store->queued[1] > 0))
         return store->now_ns;
-    return kvt_radix_has_detached(store->radix) ? store->now_ns : next_ns;
+    next_ns = KVT_MIN(next_ns, kvt_store_index_next_ns(store));
+    return kvt_radix_has_detached(store->radix) && kvt_store_index_has_room(store) ? store->now_ns
+                                                                                   : next_ns;
 }
 
 bool kvt_store_drain(struct kvt_store *store, uint64_t now_ns)
@@ -359,7 +381,8 @@ bool kvt_store_drain(struct kvt_store *store, uint64_t now_ns)
             break; /* goes on at the next call */
     }
     kvt_store_submit_pending(store, KVT_TIER_DISK);
-    return store->drain_at > store->records_fresh && disk->inflight + disk->pending_count == 0;
+    return store->drain_at > store->records_fresh && disk->inflight + disk->pending_count == 0 &&
+           kvt_store_index_is_idle(store);
 }
 
 uint32_t kvt_store_inflight(const struct kvt_store *store)

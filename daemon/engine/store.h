@@ -34,6 +34,7 @@
 #include "daemon/base/list.h"
 #include "daemon/engine/policy_write.h"
 #include "radix/radix.h"
+#include "tiers/index/index.h"
 #include "tiers/slab.h"
 #include "tiers/tier.h"
 
@@ -64,6 +65,14 @@ struct kvt_store_config {
     uint64_t transfer_deadline_ns;             /* of transfers between tiers; 0: 30 s */
     bool is_verify_l2_always;                  /* check slots each time they leave L2 */
     uint64_t (*real_ns)(void); /* CLOCK_REALTIME, for slot headers; NULL: kvt_clock_real_ns */
+    /* L3 that outlives the daemon; all of it empty: it does not. The tree has tags then, and tells
+     * kvt_store_block_gone. */
+    struct kvt_index *indexes[KVT_ZONES_MAX]; /* a zone of L3 each; outlive the store */
+    uint8_t store_id[KVT_STORE_ID_BYTES];     /* of the set of devices: in every slot's header */
+    uint64_t stamp_first, stamp_end; /* numbers for blocks and contents that were never used; end 0:
+                                        no end */
+    uint32_t stripe_blocks;          /* neighbouring blocks of a path on one device; 0: 64 */
+    uint64_t lost_after_ns;          /* out of service for longer: its copies go; 0: 30 s */
 };
 
 /* -ENOMEM, -EINVAL, or 0. */
@@ -89,6 +98,8 @@ enum { KVT_STORE_E_TOO_BIG = 1 /* a slot would not fit a configured tier */ };
 KVT_MUST_USE int kvt_store_ns_open(struct kvt_store *store, struct kvt_radix_ns ns,
                                    const struct kvt_store_ns_config *config);
 void kvt_store_ns_set_epoch(struct kvt_store *store, struct kvt_radix_ns ns, uint64_t epoch);
+/* Its number in the catalog: what rows of the index call it. */
+void kvt_store_ns_set_number(struct kvt_store *store, struct kvt_radix_ns ns, uint32_t number);
 
 /* ---- cells ---------------------------------------------------------------------------------- */
 
@@ -142,7 +153,8 @@ enum kvt_job_kind {
                       there is a copy in it or above */
     KVT_JOB_LOWER, /* a copy into `tier` (HOST or DISK); `is_move` drops the higher copies after.
                       PRESENT when it was there, or below, already */
-    KVT_JOB_FLUSH, /* what L3 took before is durable: DONE; ABORTED if it failed */
+    KVT_JOB_FLUSH, /* what L3 took before is durable, with its place in the index, or never will be
+                      (kvt_store_is_durable says): DONE; ABORTED if the flush itself failed */
 };
 
 struct kvt_job;
@@ -169,6 +181,7 @@ struct kvt_job { /* the caller's memory, from submit until done */
     struct kvt_list link;
     uint32_t state;
     uint32_t heap_idx; /* place in the queue of deadlines */
+    uint64_t sync_pos; /* FLUSH: copies that wanted the index before it */
     void *xfer;
 };
 
@@ -190,6 +203,39 @@ uint64_t kvt_store_next_ns(const struct kvt_store *store);
 /* A planned stop: from now on nothing new is claimed or raised; dirty L2 copies go to L3 as fast as
  * it takes them. true when nothing dirty is left or nothing can be written any more. */
 bool kvt_store_drain(struct kvt_store *store, uint64_t now_ns);
+/* ---- L3's index ------------------------------------------------------------------------------ */
+
+/* While the index of some device is still being read: what is on L3 may be missing in the tree. */
+bool kvt_store_is_loading(const struct kvt_store *store);
+/* A scan of slots does not find the keys of roots, only their SHA-256. Such a root comes back under
+ * a key of this tag and the digest, until somebody who knows the key renames it. */
+#define KVT_STORE_DIGEST_KEY_TAG 0xd1u
+#define KVT_STORE_DIGEST_KEY_BYTES (1u + KVT_FINGERPRINT_BYTES)
+bool kvt_store_has_digest_roots(const struct kvt_store *store);
+/* A load has a lease of the tree of its own. */
+bool kvt_store_is_holding(const struct kvt_store *store);
+/* Of kvt_radix_config: the block's rows go. */
+void kvt_store_block_gone(struct kvt_store *store, const struct kvt_radix_gone *gone);
+/* The cell's copy on L3 would be there after a restart of any kind: data and row are durable. */
+bool kvt_store_is_durable(const struct kvt_store *store, struct kvt_cell cell);
+/* A copy that is on L3 already wants its row, if it has none. */
+void kvt_store_want_durable(struct kvt_store *store, struct kvt_cell cell);
+/* The least of the numbers never given out; near stamp_end the caller reserves more. */
+uint64_t kvt_store_stamp_next(const struct kvt_store *store);
+void kvt_store_set_stamp_end(struct kvt_store *store, uint64_t stamp_end);
+/* A record for the catalog of zone @zone. 0 and its number for kvt_store_is_committed, or
+ * KVT_INDEX_E_FULL; no index there: 0 and number 0, which counts as committed. */
+KVT_MUST_USE int kvt_store_catalog_put(struct kvt_store *store, uint32_t zone, uint32_t number,
+                                       const void *data, uint32_t bytes, uint64_t *ret_seq);
+bool kvt_store_is_committed(const struct kvt_store *store, uint32_t zone, uint64_t seq);
+/* Whether the zone has an index that still works. */
+bool kvt_store_zone_is_kept(const struct kvt_store *store, uint32_t zone);
+uint32_t kvt_store_zones(const struct kvt_store *store);
+/* Puts that the zone's index refused, so far. */
+uint64_t kvt_store_zone_refused(const struct kvt_store *store, uint32_t zone);
+/* Indexes commit what they have at once. */
+void kvt_store_hasten(struct kvt_store *store);
+
 /* Transfers that are with a tier's thread. */
 uint32_t kvt_store_inflight(const struct kvt_store *store);
 
@@ -210,6 +256,7 @@ enum kvt_store_drop_reason {                   /* why a copy left a tier */
                              KVT_DROP_BAD,      /* failed verification or I/O */
                              KVT_DROP_REQUESTED, /* Evict, Reset, a lower with is_move */
                              KVT_DROP_ABORTED,   /* a fill that never became complete */
+                             KVT_DROP_LOST,      /* its device was out of service for too long */
                              KVT_DROP_REASONS
 };
 const char *kvt_store_drop_reason_text(enum kvt_store_drop_reason reason);
@@ -221,6 +268,15 @@ struct kvt_store_stats {
     uint64_t coalesced;    /* jobs that found their transfer under way */
     uint64_t bounced;      /* reads that went through a bounce slot */
     uint64_t verified_bad; /* slots that failed verification */
+    struct {
+        bool is_loading;
+        uint64_t loaded_blocks, loaded_copies; /* that came back from the index at start */
+        uint64_t load_dropped; /* copies of the index that could not be taken: they do not fit any
+                                  more, or somebody stored the block anew meanwhile */
+        uint64_t waiting;      /* copies on L3 that are not in the index yet */
+        uint64_t skipped;      /* ... that never will be: the index was full or too slow */
+        uint64_t stale;        /* rows that could not be removed; verification catches them */
+    } index;
     struct {
         bool is_on;
         struct kvt_slab_stats slab;

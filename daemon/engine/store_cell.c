@@ -192,28 +192,59 @@ void kvt_store_unpin(struct kvt_store *store, struct cell *cell, uint32_t tier)
     try_free(store, cell);
 }
 
+static void give_taken(struct kvt_store *store, struct cell *cell, uint32_t tier, uint32_t taken)
+{
+    while (taken-- > 0) {
+        struct kvt_slot *slot = kvt_store_slot(store, cell, tier, taken);
+
+        kvt_slab_give(store->tiers[tier].slab, *slot);
+        *slot = KVT_SLOT_NONE;
+    }
+}
+
+/* Every shard in one zone: a copy is lost with one device, not with any of several. */
+static bool take_in(struct kvt_store *store, struct cell *cell, uint32_t tier, uint32_t zone)
+{
+    const struct store_component *component = kvt_store_component(store, cell);
+    struct kvt_slab *slab = store->tiers[tier].slab;
+    uint32_t idx = kvt_store_cell_idx(store, cell), taken;
+
+    for (taken = 0; taken < component->shards; taken++)
+        if (kvt_slab_take_in(slab, component->class_idx[tier], zone, idx,
+                             kvt_store_slot(store, cell, tier, taken)) != 0)
+            break;
+    if (taken == component->shards)
+        return true;
+    give_taken(store, cell, tier, taken);
+    return false;
+}
+
+static void count_taken(struct kvt_store *store, struct cell *cell, uint32_t tier)
+{
+    const struct store_component *component = kvt_store_component(store, cell);
+
+    store->tiers[tier].class_of[component->class_idx[tier]].taken_slots += component->shards;
+    kvt_store_set_state(store, cell, tier, COPY_FILLING);
+}
+
 bool kvt_store_take_slots(struct kvt_store *store, struct cell *cell, uint32_t tier)
 {
-    struct store_tier *at = &store->tiers[tier];
-    struct store_component *component = kvt_store_component(store, cell);
-    uint32_t class_idx = component->class_idx[tier], idx = kvt_store_cell_idx(store, cell), taken;
+    uint32_t zones = tier == KVT_TIER_DISK ? store->zones_count : 1;
+    uint32_t first = tier == KVT_TIER_DISK ? kvt_store_pick_zone(store, cell) : 0;
 
     KVT_ASSERT(cell->copies[tier].state == COPY_NONE);
-    for (taken = 0; taken < component->shards; taken++)
-        if (kvt_slab_take(at->slab, class_idx, idx, kvt_store_slot(store, cell, tier, taken)) != 0)
-            break;
-    if (taken < component->shards) {
-        while (taken-- > 0) {
-            struct kvt_slot *slot = kvt_store_slot(store, cell, tier, taken);
+    for (uint32_t i = 0; i < zones; i++) {
+        uint32_t zone = (first + i) % zones;
 
-            kvt_slab_give(at->slab, *slot);
-            *slot = KVT_SLOT_NONE;
+        /* What its index has not named yet only looks free. */
+        if (tier == KVT_TIER_DISK && store->zones[zone].is_loading)
+            continue;
+        if (take_in(store, cell, tier, zone)) {
+            count_taken(store, cell, tier);
+            return true;
         }
-        return false;
     }
-    at->class_of[class_idx].taken_slots += component->shards;
-    kvt_store_set_state(store, cell, tier, COPY_FILLING);
-    return true;
+    return false;
 }
 
 /* ---- the tree's mask ------------------------------------------------------------------------ */
@@ -240,6 +271,34 @@ static bool change_mask(struct kvt_store *store, struct cell *cell, uint8_t set,
         return false;
     }
     return true;
+}
+
+bool kvt_store_adopt(struct kvt_store *store, struct cell *cell, uint64_t base_bytes,
+                     const struct kvt_index_put *copy)
+{
+    struct store_component *component = kvt_store_component(store, cell);
+    uint32_t idx = kvt_store_cell_idx(store, cell), taken;
+    struct kvt_slab *slab = store->tiers[KVT_TIER_DISK].slab;
+
+    for (taken = 0; taken < component->shards; taken++)
+        if (copy->slot_offsets[taken] > UINT64_MAX - base_bytes ||
+            copy->run_offsets[taken] > UINT64_MAX - base_bytes ||
+            kvt_slab_adopt(slab, component->class_idx[KVT_TIER_DISK],
+                           base_bytes + copy->slot_offsets[taken],
+                           base_bytes + copy->run_offsets[taken], idx,
+                           kvt_store_slot(store, cell, KVT_TIER_DISK, taken)) != 0)
+            break;
+    if (taken < component->shards) {
+        give_taken(store, cell, KVT_TIER_DISK, taken);
+        kvt_store_orphan(store, cell, KVT_DROP_ABORTED);
+        return false;
+    }
+    cell->content_low = (uint32_t)copy->content;
+    cell->content_high = (uint16_t)(copy->content >> 32);
+    count_taken(store, cell, KVT_TIER_DISK);
+    kvt_store_set_state(store, cell, KVT_TIER_DISK, COPY_READY);
+    cell->is_indexed = 1;
+    return change_mask(store, cell, BIT(KVT_TIER_DISK), 0, KVT_DROP_REQUESTED);
 }
 
 bool kvt_store_make_ready(struct kvt_store *store, struct cell *cell, uint32_t tier)
@@ -270,6 +329,8 @@ static void release_copy(struct kvt_store *store, struct cell *cell, uint32_t ti
 {
     if (cell->copies[tier].state == COPY_NONE || cell->copies[tier].state == COPY_DOOMED)
         return;
+    if (tier == KVT_TIER_DISK && cell->copies[tier].state != COPY_FILLING)
+        kvt_store_index_forget(store, cell);
     store->tiers[tier].dropped[reason]++;
     if (cell->copies[tier].pins > 0)
         kvt_store_set_state(store, cell, tier, COPY_DOOMED);
@@ -341,10 +402,12 @@ static struct cell *cell_new(struct kvt_store *store, struct kvt_radix_block blo
     uint32_t ns = kvt_radix_ns_of(store->radix, block).idx, digest, idx;
     uint32_t records = 1 + store->ns[ns].components[component].shards / 2;
     struct cell *cell;
+    uint64_t stamp;
 
     if (store->records_max - store->records_used < records)
         return NULL;
-    digest = digest_ref(store, root_digest);
+    stamp = kvt_store_stamp(store);
+    digest = stamp == 0 ? 0 : digest_ref(store, root_digest);
     if (digest == 0)
         return NULL;
     idx = record_take(store);
@@ -364,12 +427,17 @@ static struct cell *cell_new(struct kvt_store *store, struct kvt_radix_block blo
         more_at(store, more)->next = cell->more;
         cell->more = more;
     }
-    store->content_next++;
-    cell->content_low = (uint32_t)store->content_next;
-    cell->content_high = (uint16_t)(store->content_next >> 32);
+    cell->content_low = (uint32_t)stamp;
+    cell->content_high = (uint16_t)(stamp >> 32);
     cell->is_used = 1;
     store->cells_used++;
     return cell;
+}
+
+struct cell *kvt_store_cell_make(struct kvt_store *store, struct kvt_radix_block block,
+                                 uint32_t component, const uint8_t *root_digest)
+{
+    return cell_new(store, block, component, root_digest);
 }
 
 enum kvt_claim kvt_store_claim(struct kvt_store *store, struct kvt_radix_block block,

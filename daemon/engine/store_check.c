@@ -10,10 +10,27 @@ const char *kvt_store_drop_reason_text(enum kvt_store_drop_reason reason)
         [KVT_DROP_EVICTED] = "evicted", [KVT_DROP_POLICY] = "policy",
         [KVT_DROP_BUDGET] = "budget",   [KVT_DROP_NO_LOWER] = "no_lower",
         [KVT_DROP_BAD] = "bad",         [KVT_DROP_REQUESTED] = "requested",
-        [KVT_DROP_ABORTED] = "aborted",
+        [KVT_DROP_ABORTED] = "aborted", [KVT_DROP_LOST] = "lost",
     };
 
     return reason < KVT_DROP_REASONS ? texts[reason] : "unknown";
+}
+
+/* Of all zones, also of those that take nothing now. */
+static struct kvt_slab_stats slab_stats(const struct kvt_store *store, uint32_t tier)
+{
+    uint32_t zones = tier == KVT_TIER_DISK ? KVT_MAX(store->zones_count, 1u) : 1;
+    struct kvt_slab_stats sum, one;
+
+    kvt_slab_zone_stats(store->tiers[tier].slab, 0, &sum);
+    for (uint32_t i = 1; i < zones; i++) {
+        kvt_slab_zone_stats(store->tiers[tier].slab, i, &one);
+        sum.capacity_bytes += one.capacity_bytes;
+        sum.slabs_bytes += one.slabs_bytes;
+        sum.taken_bytes += one.taken_bytes;
+        sum.taken_slots += one.taken_slots;
+    }
+    return sum;
 }
 
 void kvt_store_stats(const struct kvt_store *store, struct kvt_store_stats *ret_stats)
@@ -28,6 +45,13 @@ void kvt_store_stats(const struct kvt_store *store, struct kvt_store_stats *ret_
         .coalesced = store->coalesced,
         .bounced = store->bounced,
         .verified_bad = store->verified_bad,
+        .index = {.is_loading = kvt_store_is_loading(store),
+                  .loaded_blocks = store->load.blocks,
+                  .loaded_copies = store->load.copies,
+                  .load_dropped = store->load.dropped,
+                  .waiting = store->todo_end - store->todo_done,
+                  .skipped = store->index_skipped,
+                  .stale = store->index_stale},
     };
 
     for (uint32_t i = 0; i < KVT_TIERS_COUNT; i++) {
@@ -36,7 +60,7 @@ void kvt_store_stats(const struct kvt_store *store, struct kvt_store_stats *ret_
         if (at->tier == NULL)
             continue;
         stats.tiers[i].is_on = true;
-        kvt_slab_stats(at->slab, &stats.tiers[i].slab);
+        stats.tiers[i].slab = slab_stats(store, i);
         stats.memory_used_bytes += stats.tiers[i].slab.meta_bytes;
         stats.tiers[i].ready_copies = at->count[COPY_READY];
         stats.tiers[i].pinned_copies = at->pinned;
@@ -160,6 +184,8 @@ static bool check_cell(struct kvt_store *store, struct recount *recount, struct 
             return fail(recount, "a doomed copy that nobody pins");
         if (cell->is_orphan && state != COPY_NONE && state != COPY_DOOMED)
             return fail(recount, "an orphan with a live copy");
+        if (tier == KVT_TIER_DISK && cell->is_indexed && state != COPY_READY)
+            return fail(recount, "a copy that is not on L3 is said to be durable there");
         if (state == COPY_FILLING && pins == 0 && !cell->is_claimed)
             return fail(recount, "a filling copy that nobody fills");
         if (state != COPY_NONE && store->tiers[tier].tier == NULL)
@@ -189,7 +215,7 @@ static bool check_totals(const struct kvt_store *store, struct recount *recount)
                 return fail(recount, "copies of a state differ from their count");
         if (recount->pinned[tier] != at->pinned)
             return fail(recount, "pinned copies differ from their count");
-        kvt_slab_stats(at->slab, &slab);
+        slab = slab_stats(store, tier);
         if (recount->slots[tier] != slab.taken_slots)
             return fail(recount, "slots of copies differ from slots taken");
         if (slab.taken_bytes > at->capacity_bytes)

@@ -17,10 +17,15 @@ enum gone { GONE_NOW, GONE_SOON, GONE_NOT };
 
 bool kvt_store_is_lower_on(const struct kvt_store *store)
 {
-    struct kvt_tier *disk = store->tiers[KVT_TIER_DISK].tier;
+    for (uint32_t i = 0; i < store->zones_count; i++) {
+        const struct store_zone *zone = &store->zones[i];
 
-    return disk != NULL &&
-           atomic_load_explicit(&disk->counters.health, memory_order_relaxed) == KVT_TIER_HEALTH_OK;
+        if (!zone->is_loading && !zone->is_index_lost &&
+            atomic_load_explicit(&zone->counters->health, memory_order_relaxed) ==
+                KVT_TIER_HEALTH_OK)
+            return true;
+    }
+    return false;
 }
 
 bool kvt_store_is_any_inflight(const struct kvt_store *store)
@@ -107,6 +112,8 @@ static enum gone move_down(struct kvt_store *store, struct cell *cell, uint32_t 
 static enum gone evict_copy(struct kvt_store *store, struct cell *cell, uint32_t tier)
 {
     if (cell->copies[tier].state != COPY_READY || cell->copies[tier].pins > 0)
+        return GONE_NOT;
+    if (tier == KVT_TIER_DISK && !kvt_store_index_has_room(store))
         return GONE_NOT;
     if (has_other_copy(cell, tier)) {
         kvt_store_let_go(store, cell, tier, KVT_DROP_EVICTED);
@@ -330,6 +337,9 @@ uint32_t kvt_store_evict_ahead(struct kvt_store *store, uint32_t budget)
     for (uint32_t i = KVT_TIERS_COUNT; i > 0; i--) { /* from below: room there helps above */
         const struct store_tier *at = &store->tiers[i - 1];
 
+        /* Where nothing can be put, nothing has to go. */
+        if (i - 1 == KVT_TIER_DISK && !kvt_store_is_lower_on(store))
+            continue;
         for (uint32_t c = 0; at->tier != NULL && c < at->classes && done < budget; c++)
             if (at->class_of[c].taken_slots > 0)
                 done += evict_class_ahead(store, i - 1, c, budget - done);

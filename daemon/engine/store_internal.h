@@ -24,7 +24,7 @@
 #include "daemon/engine/store.h"
 
 #define STORE_MAGIC 0x4b565453u
-#define CELL_TOUCHES_MAX 15u
+#define CELL_TOUCHES_MAX 7u
 #define CELL_PINS_MAX 8191u
 #define STORE_PENDING_BATCH 32u
 #define STORE_LOST_ENTRIES 4096u
@@ -33,6 +33,9 @@
 #define STORE_RECLAIM_NS (1000ull * 1000ull * 1000ull)
 #define STORE_CLASSES_MAX 512u
 #define STORE_BOUNCE_MAX 64u
+#define STORE_STAMP_MASK ((1ull << 48) - 1)
+#define STORE_TAG_ZONES_SHIFT 48u /* a block's tag: its number, and the zones that have its row */
+static_assert(KVT_ZONES_MAX <= 16, "a bit a zone above the number");
 
 enum copy_state {
     COPY_NONE = 0,
@@ -59,7 +62,8 @@ struct cell {
     struct {
         uint16_t state : 3, pins : 13;
     } copies[KVT_TIERS_COUNT];
-    uint16_t ns : 6, component : 3, is_used : 1, is_claimed : 1, is_orphan : 1, touches : 4;
+    uint16_t ns : 6, component : 3, is_used : 1, is_claimed : 1, is_orphan : 1, touches : 3,
+        is_indexed : 1; /* its L3 copy is durable: data and row */
 };
 static_assert(sizeof(struct cell) == 64, "one cache line a cell");
 static_assert(KVT_NAMESPACES_MAX <= 64 && KVT_COMPONENTS_MAX <= 8, "bit fields of struct cell");
@@ -148,6 +152,7 @@ struct store_component {
 
 struct store_ns {
     bool is_open;
+    uint32_t number; /* in the catalog */
     uint64_t epoch;
     uint32_t block_tokens, ranks, components_count;
     uint8_t fingerprint[KVT_FINGERPRINT_BYTES];
@@ -181,6 +186,42 @@ struct store_tier {
     uint64_t reclaim_end_ns;
 };
 
+/* One device of L3, and its index. */
+struct store_zone {
+    struct kvt_index *index;                  /* NULL: what is there does not outlive the daemon */
+    const struct kvt_tier_counters *counters; /* health */
+    uint64_t base_bytes;
+    bool is_loading, is_index_lost;
+    bool is_closed;        /* nothing new is put there */
+    uint64_t out_since_ns; /* 0: in service */
+    bool is_dropped;       /* out for too long, and its copies went */
+    uint32_t drop_at;      /* cell that is looked at next for that */
+    uint64_t seq_put, seq_synced, seq_committed, refused;
+};
+
+struct todo { /* a copy that is on L3 and not durable in the index */
+    struct kvt_cell cell;
+    uint64_t seq; /* of its put; 0: not put */
+    uint32_t zone;
+};
+
+struct drop { /* something for the index to forget, when its ring was full */
+    uint64_t epoch, block_id;
+    uint32_t block_idx;
+    uint16_t ns, component, zone, kind; /* enum kvt_index_put_kind */
+};
+
+struct store_load {               /* see store_load.c */
+    struct kvt_radix_block *path; /* path[d]: the block with d blocks before it; NULL: no load */
+    uint64_t *ids;
+    uint32_t path_blocks;
+    struct kvt_radix_block leased;
+    uint32_t zone, ns;
+    bool is_skipping; /* what is deeper than path_blocks cannot be taken */
+    uint8_t digest[KVT_FINGERPRINT_BYTES];
+    uint64_t blocks, copies, dropped;
+};
+
 struct kvt_store {
     uint32_t magic;
     struct kvt_store_config config;
@@ -196,8 +237,22 @@ struct kvt_store {
     struct digest *digests;
     uint32_t *digest_buckets;
     uint32_t digests_max, digests_free, digests_fresh;
-    uint64_t content_next;
+    uint64_t stamp_next, stamp_end;
     uint64_t claimed;
+
+    struct store_zone zones[KVT_ZONES_MAX];
+    uint32_t zones_count;
+    bool is_kept; /* some zone has an index */
+    bool has_digest_roots;
+    /* Positions only rise: [todo_done, todo_put) are with the index, [todo_put, todo_end) wait. */
+    struct todo *todo;
+    uint32_t queue_max; /* of todo, and of drops */
+    uint64_t todo_done, todo_put, todo_end;
+    struct drop *drops; /* a ring */
+    uint32_t drops_head, drops_count;
+    struct kvt_list syncs; /* FLUSH jobs, oldest first */
+    struct store_load load;
+    uint64_t index_skipped, index_stale;
 
     struct move *moves; /* [1, moves_max] */
     uint32_t moves_max, moves_used, moves_free;
@@ -273,6 +328,51 @@ void kvt_store_remember_lost(struct kvt_store *store, const struct cell *cell, e
 bool kvt_store_fill_complete(struct kvt_store *store, struct cell *cell);
 KVT_MUST_USE int kvt_store_cells_init(struct kvt_store *store, size_t bytes);
 void kvt_store_cells_deinit(struct kvt_store *store);
+
+/* A record that is not claimed, for a copy that is on L3 already; NULL: no room. */
+struct cell *kvt_store_cell_make(struct kvt_store *store, struct kvt_radix_block block,
+                                 uint32_t component, const uint8_t *root_digest);
+/* The (new) cell's copy on L3 is in the slots of @copy, offsets from @base_bytes on: READY. False:
+ * they cannot be had, and the cell is gone. */
+bool kvt_store_adopt(struct kvt_store *store, struct cell *cell, uint64_t base_bytes,
+                     const struct kvt_index_put *copy);
+
+/* ---- store_index.c: what L3's index is told ---- */
+KVT_MUST_USE int kvt_store_index_init(struct kvt_store *store);
+void kvt_store_index_deinit(struct kvt_store *store);
+size_t kvt_store_index_bytes(const struct kvt_store_config *config);
+/* 0: none are left. */
+uint64_t kvt_store_stamp(struct kvt_store *store);
+/* The number that a block is called by on disk; 0: it is gone, or no numbers are left. */
+uint64_t kvt_store_block_id(struct kvt_store *store, struct kvt_radix_block block);
+/* What the slots of the cell say about themselves, as of now; false when the block is gone.
+ * *ret_tokens lies in the tree. */
+bool kvt_store_slot_info(struct kvt_store *store, const struct cell *cell, uint32_t shard,
+                         struct kvt_slot_info *ret_info, const uint32_t **ret_tokens);
+/* The copy on L3 is READY. */
+void kvt_store_index_want(struct kvt_store *store, struct cell *cell);
+/* The copy on L3 goes; its block is still there, or the rows went with it. */
+void kvt_store_index_forget(struct kvt_store *store, struct cell *cell);
+/* A copy that the index had and the store does not take. */
+void kvt_store_index_drop(struct kvt_store *store, uint32_t zone, const struct kvt_index_put *copy);
+void kvt_store_index_reset(struct kvt_store *store, uint32_t ns);
+/* Before evicting from L3: the index takes what there is to say. */
+bool kvt_store_index_has_room(const struct kvt_store *store);
+void kvt_store_index_sync(struct kvt_store *store, struct kvt_job *job);
+bool kvt_store_index_turn(struct kvt_store *store, uint32_t budget);
+uint64_t kvt_store_index_next_ns(const struct kvt_store *store);
+/* Nothing waits for the index any more. */
+bool kvt_store_index_is_idle(const struct kvt_store *store);
+/* The zone that a copy on L3 should go to. */
+uint32_t kvt_store_pick_zone(struct kvt_store *store, const struct cell *cell);
+
+/* ---- store_load.c: what the index says at start ---- */
+KVT_MUST_USE int kvt_store_load_init(struct kvt_store *store);
+void kvt_store_load_deinit(struct kvt_store *store);
+void kvt_store_load_event(struct kvt_store *store, uint32_t zone,
+                          const struct kvt_index_event *event);
+/* Around the events of a turn. */
+void kvt_store_load_slice(struct kvt_store *store, bool is_begin);
 
 /* ---- store_evict.c: room ---- */
 enum room {

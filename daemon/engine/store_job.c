@@ -372,6 +372,8 @@ void kvt_store_dispatch(struct kvt_store *store, struct kvt_job *job)
     case KVT_JOB_FLUSH:
         if (store->tiers[KVT_TIER_DISK].tier == NULL)
             kvt_store_end_job(store, job, KVT_MOVE_NO_ROOM);
+        else if (store->is_kept)
+            kvt_store_index_sync(store, job);
         else
             settle_start(store, job, kvt_store_start_flush(store, job));
         break;

@@ -127,7 +127,7 @@ static void describe(struct kvt_store *store, struct xfer *xfer, struct cell *ce
     const struct store_component *component = kvt_store_component(store, cell);
 
     xfer->base.key = (struct kvt_slot_key){
-        .block_id = kvt_radix_block_id(cell->block),
+        .block_id = kvt_store_block_id(store, cell->block),
         .generation = kvt_store_content(cell),
         .payload_bytes = component->payload_bytes,
         .component = cell->component,
@@ -136,6 +136,16 @@ static void describe(struct kvt_store *store, struct xfer *xfer, struct cell *ce
     };
     xfer->base.header_bytes = component->header_bytes;
     xfer->base.slot_bytes = component->slot_bytes;
+}
+
+/* For what is checked when it is read: the slot must say of itself what the tree says now. */
+static void identify(struct kvt_store *store, struct xfer *xfer, struct cell *cell, uint32_t shard)
+{
+    struct kvt_slot_info info;
+    const uint32_t *tokens;
+
+    if (kvt_store_slot_info(store, cell, shard, &info, &tokens))
+        xfer->base.key.identity = kvt_slot_identity(&info, tokens);
 }
 
 /* The thread that does it: the disk's or the device's if one end is theirs, else the host's. */
@@ -166,30 +176,13 @@ static void enqueue(struct kvt_store *store, struct xfer *xfer, uint32_t src, ui
  * False when the block is gone. */
 static bool write_header(struct kvt_store *store, struct cell *cell, uint32_t shard)
 {
-    const struct store_component *component = kvt_store_component(store, cell);
-    const struct store_ns *ns = &store->ns[cell->ns];
-    const uint8_t *extra_key = NULL;
-    const uint32_t *tokens = kvt_radix_tokens(store->radix, cell->block, &extra_key);
     struct kvt_slot slot = *kvt_store_slot(store, cell, KVT_TIER_HOST, shard);
-    struct kvt_slot_info info = {
-        .epoch = ns->epoch,
-        .block_id = kvt_radix_block_id(cell->block),
-        .parent_id = kvt_radix_block_id(kvt_radix_parent(store->radix, cell->block)),
-        .generation = kvt_store_content(cell),
-        .stored_real_ns = store->config.real_ns != NULL ? store->config.real_ns() : 0,
-        .payload_bytes = component->payload_bytes,
-        .block_tokens = ns->block_tokens,
-        .component = cell->component,
-        .rank = (uint16_t)shard,
-    };
+    struct kvt_slot_info info;
+    const uint32_t *tokens;
 
-    if (tokens == NULL)
+    if (!kvt_store_slot_info(store, cell, shard, &info, &tokens))
         return false;
-    info.block_idx = kvt_radix_depth_blocks(store->radix, cell->block) - 1;
-    memcpy(info.fingerprint, ns->fingerprint, sizeof(info.fingerprint));
-    memcpy(info.root_digest, store->digests[cell->digest].bytes, sizeof(info.root_digest));
-    if (extra_key != NULL)
-        memcpy(info.extra_key, extra_key, sizeof(info.extra_key));
+    info.stored_real_ns = store->config.real_ns();
     kvt_slot_header_write(store->config.host_memory +
                               kvt_slab_offset(store->tiers[KVT_TIER_HOST].slab, slot),
                           &info, tokens);
@@ -231,6 +224,8 @@ static struct move *copy_begin(struct kvt_store *store, struct cell *cell,
         struct xfer *xfer = xfer_new(store, move, component->payload_bytes);
 
         describe(store, xfer, cell, i);
+        if (options->src == KVT_TIER_DISK)
+            identify(store, xfer, cell, i);
         xfer->base.src = place_in(store, cell, options->src, i);
         xfer->base.dst = place_in(store, cell, options->dst, i);
         xfer->base.deadline_ns = kvt_time_add(store->now_ns, store->config.transfer_deadline_ns);
@@ -295,6 +290,8 @@ static void client_begin(struct kvt_store *store, enum move_kind kind, struct ce
     move->bytes = component->payload_bytes;
     move->xfer = xfer;
     describe(store, xfer, cell, shard);
+    if (kind == MOVE_READ && tier == KVT_TIER_HOST && store->config.is_verify_l2_always)
+        identify(store, xfer, cell, shard);
     xfer->base.deadline_ns = job->deadline_ns;
     kvt_store_pin(store, cell, tier);
     if (kind == MOVE_FILL) {
@@ -379,6 +376,7 @@ enum start kvt_store_start_bounce(struct kvt_store *store, struct cell *cell, ui
     move->bounce_offset_bytes = probe.bounce_offset_bytes;
     xfer = move->xfer = xfer_new(store, move, component->payload_bytes);
     describe(store, xfer, cell, shard);
+    identify(store, xfer, cell, shard);
     xfer->base.src = place_in(store, cell, KVT_TIER_DISK, shard);
     xfer->base.dst = (struct kvt_place){KVT_PLACE_HOST, move->bounce_offset_bytes, {0}};
     xfer->base.deadline_ns = job->deadline_ns;
@@ -513,6 +511,8 @@ static void copy_settle(struct kvt_store *store, struct move *move)
                 store->tiers[src].written_back++;
             if (dst == KVT_TIER_HOST && src == KVT_TIER_DEVICE)
                 kvt_store_want_write(store, cell);
+            if (dst == KVT_TIER_DISK)
+                kvt_store_index_want(store, cell);
         }
     } else {
         reason = move->status == KVT_XFER_LATE ? KVT_DROP_BUDGET : KVT_DROP_NO_LOWER;

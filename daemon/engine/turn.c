@@ -70,7 +70,7 @@ static void refuse(struct kvt_engine *engine, struct kvt_op *op, enum kvt_code c
     eng_answer(engine, op);
 }
 
-static void serve(struct kvt_engine *engine, struct kvt_op *op)
+void eng_serve(struct kvt_engine *engine, struct kvt_op *op)
 {
     op->code = KVT_CODE_OK;
     op->service = NULL;
@@ -96,7 +96,7 @@ static void take_detaches(struct kvt_engine *engine)
     while (op != NULL) {
         struct kvt_op *next = op->service;
 
-        serve(engine, op);
+        eng_serve(engine, op);
         op = next;
     }
 }
@@ -111,7 +111,7 @@ static bool take_inbox(struct kvt_engine *engine)
         if (op == NULL)
             return false;
         spent += cost_of(op);
-        serve(engine, op);
+        eng_serve(engine, op);
     }
     return true;
 }
@@ -142,6 +142,8 @@ static void begin_stop(struct kvt_engine *engine)
 {
     engine->is_stopping = true;
     eng_prefetch_cancel(engine);
+    eng_parked_slice(engine);
+    eng_resets_end(engine, KVT_CODE_UNAVAILABLE, "the daemon is stopping");
     kvt_list_for_each (link, &engine->runs) {
         struct eng_run *run = KVT_CONTAINER_OF(link, struct eng_run, link);
 
@@ -157,8 +159,10 @@ bool kvt_engine_turn(struct kvt_engine *engine, uint64_t now_ns)
 
     KVT_ASSERT(engine->magic == KVT_ENGINE_MAGIC);
     engine->now_ns = KVT_MAX(engine->now_ns, now_ns);
-    if (engine->start_ns == 0)
+    if (engine->start_ns == 0) {
         engine->start_ns = engine->now_ns;
+        engine->load_wait_end_ns = kvt_time_add(engine->now_ns, engine->config.load_wait_ns);
+    }
     has_more = kvt_store_turn(engine->store, engine->now_ns, KVT_ENGINE_TURN_BLOCKS);
     if (atomic_load(&engine->is_stop_asked) && !engine->is_stopping)
         begin_stop(engine);
@@ -166,6 +170,8 @@ bool kvt_engine_turn(struct kvt_engine *engine, uint64_t now_ns)
     has_more |= take_inbox(engine);
     if (atomic_exchange(&engine->has_cancelled, false))
         eng_runs_cancelled(engine);
+    eng_parked_slice(engine);
+    eng_catalog_slice(engine);
     has_more |= fire_timers(engine);
     has_more |= eng_leases_slice(engine);
     has_more |= eng_tickets_slice(engine);
@@ -181,14 +187,16 @@ bool kvt_engine_turn(struct kvt_engine *engine, uint64_t now_ns)
 
 uint64_t kvt_engine_next_ns(const struct kvt_engine *engine)
 {
-    return KVT_MIN(eng_heap_next_ns(&engine->heap), kvt_store_next_ns(engine->store));
+    uint64_t next_ns = KVT_MIN(eng_heap_next_ns(&engine->heap), kvt_store_next_ns(engine->store));
+
+    next_ns = KVT_MIN(next_ns, eng_parked_next_ns(engine));
+    return KVT_MIN(next_ns, eng_resets_next_ns(engine));
 }
 
 /* ---- the thread -------------------------------------------------------------------------------
  */
 
-/* true: nothing is left that this thread has to wait for. */
-static bool is_stopped(struct kvt_engine *engine)
+bool kvt_engine_is_stopped(struct kvt_engine *engine)
 {
     if (!engine->is_stopping)
         return false;
@@ -235,7 +243,7 @@ void kvt_engine_run(struct kvt_engine *engine)
     for (;;) {
         bool has_more = kvt_engine_turn(engine, kvt_clock_mono_ns());
 
-        if (is_stopped(engine))
+        if (kvt_engine_is_stopped(engine))
             break;
         if (!has_more)
             sleep_until_due(engine);

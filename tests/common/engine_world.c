@@ -45,6 +45,11 @@ static void make_tiers(struct world *world, const struct world_config *config)
                                         .short_rate = config->fault_rate,
                                         .full_rate = config->fault_rate};
 
+        if (i == KVT_TIER_DISK && config->devices > 0) {
+            tier.zones = config->devices;
+            tier.is_crash_tolerant = true;
+        }
+
         if (bytes[i] == 0)
             continue;
         world->tiers[i] = fake_tier_new(&tier);
@@ -74,10 +79,48 @@ static void open_namespace(struct world *world, const struct world_config *confi
     call_deinit(&call);
 }
 
-void world_init(struct world *world, const struct world_config *config)
+static void open_indexes(struct world *world, struct kvt_engine_config *engine,
+                         struct kvt_disk_ns_record *records)
 {
+    struct kvt_index_ns namespaces[KVT_NAMESPACES_MAX] = {0};
+
+    for (uint32_t i = 0; i < KVT_NAMESPACES_MAX; i++) {
+        for (uint32_t device = 0; device < world->config.devices; device++) {
+            const struct kvt_index_put *put = fake_index_catalog(world->indexes[device], i);
+            struct kvt_disk_ns_record record;
+
+            if (put == NULL)
+                continue;
+            CHECK(kvt_disk_catalog_decode_ns(put->catalog_data, put->catalog_bytes, &record));
+            if (!records[i].is_used || record.epoch > records[i].epoch)
+                records[i] = record;
+        }
+        namespaces[i].is_used = records[i].is_used;
+        namespaces[i].epoch = records[i].epoch;
+        namespaces[i].block_tokens = WORLD_BLOCK_TOKENS;
+        memcpy(namespaces[i].fingerprint, records[i].fingerprint, KVT_FINGERPRINT_BYTES);
+    }
+    engine->namespaces = records;
+    for (uint32_t device = 0; device < world->config.devices; device++) {
+        fake_index_set_time(world->indexes[device], world->now_ns);
+        world->open_indexes[device] = fake_index_open(world->indexes[device], namespaces, false);
+        engine->store.indexes[device] = world->open_indexes[device];
+    }
+    engine->store.stamp_first = world->stamps_end;
+    world->stamps_end += 1u << 28;
+    engine->store.stamp_end = world->stamps_end;
+}
+
+static void open_engine(struct world *world)
+{
+    const struct world_config *config = &world->config;
+    struct kvt_disk_ns_record *records = kvt_alloc_zeroed(KVT_NAMESPACES_MAX, sizeof(*records));
     struct kvt_engine_config engine = {
-        .store = {.slab_unit_bytes = {32768, 32768, 32768}, .real_ns = fixed_real_ns},
+        .store = {.slab_unit_bytes = {32768, 32768, 32768},
+                  .real_ns = fixed_real_ns,
+                  .write_policy = config->write_policy,
+                  .stripe_blocks = 4,
+                  .lost_after_ns = config->lost_after_ns},
         .index_memory_bytes = config->index_bytes != 0 ? config->index_bytes : 8u << 20,
         .seed = config->seed,
         .boot_id = 77,
@@ -86,24 +129,77 @@ void world_init(struct world *world, const struct world_config *config)
         .reserved_bytes_per_engine_max = config->reserved_bytes_max,
         .notify = on_notice};
 
-    CHECK(kvt_guard_install() == 0);
-    *world = (struct world){.now_ns = KVT_NS_PER_S,
-                            .ranks = config->ranks,
-                            .components_count = config->has_window ? 2 : 1,
-                            .shard_bytes = {4096, 2048}};
-    notified = world;
-    make_tiers(world, config);
+    CHECK(records != NULL);
+    if (config->devices > 0)
+        open_indexes(world, &engine, records);
     for (uint32_t i = 0; i < KVT_TIERS_COUNT; i++)
         engine.store.tiers[i] = world->tiers[i] != NULL ? fake_tier_base(world->tiers[i]) : NULL;
     engine.store.host_memory = world->host_memory;
     CHECK(kvt_engine_new(&world->engine, &engine) == 0);
     kvt_engine_service(world->engine, &world->service);
     open_namespace(world, config);
+    kvt_free(records);
+}
+
+void world_init(struct world *world, const struct world_config *config)
+{
+    CHECK(kvt_guard_install() == 0 && config->devices <= WORLD_DEVICES_MAX);
+    *world = (struct world){.config = *config,
+                            .now_ns = KVT_NS_PER_S,
+                            .ranks = config->ranks,
+                            .components_count = config->has_window ? 2 : 1,
+                            .shard_bytes = {4096, 2048},
+                            .stamps_end = 1};
+    notified = world;
+    make_tiers(world, config);
+    for (uint32_t i = 0; i < config->devices; i++) {
+        const struct fake_index_config index = {.seed = config->seed + 100 + i,
+                                                .delay_ns_max = config->commit_delay_ns_max,
+                                                .load_row_ns = config->load_row_ns,
+                                                .refuse_rate = config->refuse_rate,
+                                                .is_lenient = config->is_index_lenient};
+
+        world->indexes[i] = fake_index_new(&index);
+        CHECK(world->indexes[i] != NULL);
+    }
+    open_engine(world);
+}
+
+void world_restart(struct world *world, bool is_clean)
+{
+    if (is_clean) {
+        kvt_engine_stop(world->engine, world->now_ns + 60 * KVT_NS_PER_S);
+        for (uint32_t i = 0; !kvt_engine_is_stopped(world->engine); i++) {
+            CHECK(i < 1000000);
+            world_turn(world);
+        }
+    } else {
+        for (uint32_t i = 0; i < world->config.devices; i++)
+            fake_index_hold(world->indexes[i], true);
+        world_settle(world);
+    }
+    world->engine = kvt_engine_free(world->engine);
+    for (uint32_t i = 0; i < world->config.devices; i++) {
+        if (is_clean) {
+            kvt_index_close(world->open_indexes[i]);
+        } else {
+            fake_index_crash(world->indexes[i]);
+            fake_index_hold(world->indexes[i], false);
+        }
+    }
+    memset(world->host_memory, 0xcd, world->config.l2_bytes);
+    if (world->while_dead != NULL)
+        world->while_dead(world);
+    open_engine(world);
 }
 
 void world_deinit(struct world *world)
 {
     world->engine = kvt_engine_free(world->engine);
+    for (uint32_t i = 0; i < world->config.devices; i++) {
+        kvt_index_close(world->open_indexes[i]);
+        fake_index_free(world->indexes[i]);
+    }
     for (uint32_t i = 0; i < KVT_TIERS_COUNT; i++) {
         if (world->tiers[i] != NULL)
             kvt_tier_close(fake_tier_base(world->tiers[i]));
@@ -120,6 +216,8 @@ bool world_turn(struct world *world)
         if (world->tiers[i] != NULL)
             fake_tier_set_time(world->tiers[i], world->now_ns);
     }
+    for (uint32_t i = 0; i < world->config.devices; i++)
+        fake_index_set_time(world->indexes[i], world->now_ns);
     has_more = kvt_engine_turn(world->engine, world->now_ns);
     if (has_more) {
         world->now_ns += 1000;
@@ -130,6 +228,8 @@ bool world_turn(struct world *world)
         if (world->tiers[i] != NULL)
             next_ns = KVT_MIN(next_ns, fake_tier_next_ns(world->tiers[i]));
     }
+    for (uint32_t i = 0; i < world->config.devices; i++)
+        next_ns = KVT_MIN(next_ns, fake_index_next_ns(world->indexes[i]));
     /* At most a millisecond: the test may have something to say before the next deadline. */
     next_ns = KVT_MIN(next_ns, world->now_ns + KVT_NS_PER_MS);
     world->now_ns = KVT_MAX(world->now_ns + 1000, next_ns);

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "daemon/engine/engine.h"
+#include "tests/common/fake_index.h"
 #include "tests/common/fake_tier.h"
 
 #define WORLD_BLOCK_TOKENS 16u
@@ -24,10 +25,24 @@ struct world_config {
     bool has_window; /* a second component: a sliding window of 40 tokens */
     uint32_t ops_max;
     uint64_t leased_bytes_max, reserved_bytes_max;
+    /* L3 outlives the engine: so many devices, each with an index. 0: it does not. */
+    uint32_t devices;
+    uint64_t commit_delay_ns_max, load_row_ns;
+    uint32_t refuse_rate;
+    bool is_index_lenient; /* see fake_index.h: rows may be left behind that were never loaded */
+    enum kvt_write_policy write_policy;
+    uint64_t lost_after_ns;
 };
 
+#define WORLD_DEVICES_MAX 4u
+
 struct world {
+    struct world_config config;
     struct kvt_engine *engine;
+    struct fake_index *indexes[WORLD_DEVICES_MAX];
+    struct kvt_index *open_indexes[WORLD_DEVICES_MAX];
+    uint64_t stamps_end;
+    void (*while_dead)(struct world *world); /* between two engines; NULL: nothing */
     struct kvt_service service;
     struct fake_tier *tiers[KVT_TIERS_COUNT];
     uint8_t *host_memory;
@@ -42,7 +57,11 @@ struct world {
 void world_init(struct world *world, const struct world_config *config);
 void world_deinit(struct world *world); /* everything must have ended */
 bool world_turn(struct world *world);   /* true: more to do at once */
-void world_check(struct world *world);  /* kvt_engine_check, or ends the program */
+/* The engine ends and another one begins on what L3 has; L1 and L2 are empty then. Clean: it drains
+ * before, and its indexes commit; else what was not committed is forgotten. Sessions must be gone,
+ * handles are stale. */
+void world_restart(struct world *world, bool is_clean);
+void world_check(struct world *world); /* kvt_engine_check, or ends the program */
 /* Turns until nothing is in flight, no request runs and nothing is held; ends the program else. */
 void world_settle(struct world *world);
 

@@ -19,8 +19,9 @@ struct fake_tier {
     uint8_t *memory; /* of device and disk */
     struct fake_xfer *xfers;
     uint32_t count;
-    uint64_t random, now_ns, outage_end_ns, injected;
+    uint64_t random, now_ns, outage_end_ns, injected, bad_slots;
     bool is_faulty;
+    struct kvt_tier_counters zones[KVT_ZONES_MAX];
 };
 
 static bool chance(struct fake_tier *tier, uint32_t rate)
@@ -70,7 +71,7 @@ static void seal(struct fake_tier *tier, const struct kvt_xfer *xfer, uint64_t h
     demand(kvt_slot_header_check(slot, &xfer->key), "header of a slot just filled");
 }
 
-static int move_bytes(struct fake_tier *tier, const struct kvt_xfer *xfer)
+static int move_bytes(struct fake_tier *tier, struct kvt_xfer *xfer)
 {
     uint64_t bytes = xfer->key.payload_bytes, hash = 0;
     bool is_sealed = xfer->dst.kind == KVT_PLACE_HOST && xfer->src.kind != KVT_PLACE_DISK;
@@ -89,7 +90,12 @@ static int move_bytes(struct fake_tier *tier, const struct kvt_xfer *xfer)
         src = at_place(tier, &xfer->src);
         dst = at_place(tier, &xfer->dst);
         memcpy(dst, src, xfer->slot_bytes);
-        demand(kvt_slot_check(dst, &xfer->key), "slot on disk");
+        xfer->verdict = kvt_slot_check(dst, &xfer->key);
+        if (tier->config.is_crash_tolerant && xfer->verdict != KVT_SLOT_OK) {
+            tier->bad_slots++;
+            return KVT_XFER_BAD_SLOT;
+        }
+        demand(xfer->verdict, "slot on disk");
     } else {
         src = payload_at(tier, xfer, &xfer->src);
         dst = payload_at(tier, xfer, &xfer->dst);
@@ -109,13 +115,24 @@ static void scribble(struct fake_tier *tier, const struct kvt_xfer *xfer)
            xfer->dst.kind == KVT_PLACE_DEVICE ? xfer->key.payload_bytes : xfer->slot_bytes);
 }
 
+static bool is_zone_out(const struct fake_tier *tier, const struct kvt_xfer *xfer)
+{
+    const struct kvt_place *at = xfer->src.kind == KVT_PLACE_DISK ? &xfer->src : &xfer->dst;
+    uint64_t zone_bytes;
+
+    if (tier->config.zones == 0 || at->kind != KVT_PLACE_DISK)
+        return false;
+    zone_bytes = tier->config.capacity_bytes / tier->config.zones;
+    return atomic_load(&tier->zones[at->offset_bytes / zone_bytes].health) != KVT_TIER_HEALTH_OK;
+}
+
 static int run(struct fake_tier *tier, struct kvt_xfer *xfer, uint64_t start_ns)
 {
     bool has_client = xfer->src.kind == KVT_PLACE_CLIENT || xfer->dst.kind == KVT_PLACE_CLIENT;
 
     if (start_ns > xfer->deadline_ns)
         return KVT_XFER_LATE;
-    if (tier->now_ns < tier->outage_end_ns)
+    if (tier->now_ns < tier->outage_end_ns || is_zone_out(tier, xfer))
         return KVT_XFER_OUT_OF_SERVICE;
     if (chance(tier, tier->config.outage_rate)) {
         tier->outage_end_ns =
@@ -213,6 +230,12 @@ struct fake_tier *fake_tier_new(const struct fake_tier_config *config)
     tier->base.ops = &fake_ops;
     tier->base.capacity_bytes = config->capacity_bytes;
     tier->base.inflight_max = config->inflight_max;
+    tier->base.zones_count = config->zones;
+    for (uint32_t i = 0; i < config->zones; i++)
+        tier->base.zones[i] =
+            (struct kvt_tier_zone){.base_bytes = i * (config->capacity_bytes / config->zones),
+                                   .bytes = config->capacity_bytes / config->zones,
+                                   .counters = &tier->zones[i]};
     tier->xfers = kvt_alloc_zeroed(config->inflight_max, sizeof(*tier->xfers));
     if (config->id != KVT_TIER_HOST)
         tier->memory = kvt_alloc_zeroed(1, config->capacity_bytes);
@@ -221,6 +244,21 @@ struct fake_tier *fake_tier_new(const struct fake_tier_config *config)
         return NULL;
     }
     return tier;
+}
+
+void fake_tier_set_zone_out(struct fake_tier *tier, uint32_t zone, bool is_out)
+{
+    atomic_store(&tier->zones[zone].health, is_out ? KVT_TIER_HEALTH_OUT : KVT_TIER_HEALTH_OK);
+}
+
+uint8_t *fake_tier_memory(struct fake_tier *tier)
+{
+    return tier->memory;
+}
+
+uint64_t fake_tier_bad_slots(const struct fake_tier *tier)
+{
+    return tier->bad_slots;
 }
 
 struct kvt_tier *fake_tier_base(struct fake_tier *tier)

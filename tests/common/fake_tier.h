@@ -24,6 +24,10 @@ struct fake_tier_config {
     /* In 1/1000. */
     uint32_t error_rate, bad_slot_rate, short_rate, client_gone_rate, full_rate, outage_rate;
     uint64_t outage_ns_max;
+    /* After a crash a slot may hold something else than its row says: reading it is BAD_SLOT, not
+     * the engine's fault. */
+    bool is_crash_tolerant;
+    uint32_t zones; /* equal parts, each with its health; 0: none */
 };
 
 /* NULL: no memory. */
@@ -35,7 +39,11 @@ void fake_tier_set_time(struct fake_tier *tier, uint64_t now_ns);
 uint64_t fake_tier_next_ns(const struct fake_tier *tier);
 /* Turns all failures on or off. */
 void fake_tier_set_faulty(struct fake_tier *tier, bool is_faulty);
-uint64_t fake_tier_injected(const struct fake_tier *tier); /* failures so far */
+/* Takes one zone out of service, or back. */
+void fake_tier_set_zone_out(struct fake_tier *tier, uint32_t zone, bool is_out);
+uint8_t *fake_tier_memory(struct fake_tier *tier);
+uint64_t fake_tier_bad_slots(const struct fake_tier *tier); /* found by reading, not injected */
+uint64_t fake_tier_injected(const struct fake_tier *tier);  /* failures so far */
 
 /* splitmix64: the tests' generator. */
 static inline uint64_t fake_random(uint64_t *state)

@@ -1,7 +1,8 @@
 /* The whole engine in virtual time: engines of two ranks each look up, promote, reserve, demote,
  * cancel, let deadlines pass, use stale and foreign handles, and die midway, over tiers that are
- * slow and fail. Every promoted block is verified; invariants are checked; in the end nobody holds
- * anything. The same seed gives the same trace.
+ * slow and fail. Now and then the daemon is stopped or crashes, and another one begins on what two
+ * devices of L3 and their indexes have. Every promoted block is verified; invariants are checked;
+ * in the end nobody holds anything. The same seed gives the same trace.
  *
  * usage: engine_sim [--seed N] [--steps N] */
 #include <stdlib.h>
@@ -36,7 +37,7 @@ struct sim {
     struct agent agents[AGENTS];
     struct held leases[ENGINES][HELD], tickets[ENGINES][HELD];
     uint64_t random;
-    uint64_t verified, wrong, late, ops;
+    uint64_t verified, wrong, late, ops, restarts, loaded;
 };
 
 static uint64_t below(struct sim *sim, uint64_t n)
@@ -298,8 +299,25 @@ static void ask(struct sim *sim, struct agent *agent)
     call_submit(&agent->call);
 }
 
+/* The daemon ends, in one way or another; so do the engines that were attached. */
+static void restart(struct sim *sim)
+{
+    for (uint32_t i = 0; i < AGENTS; i++)
+        if (sim->agents[i].is_attached)
+            die(sim, &sim->agents[i]);
+    world_settle(&sim->world);
+    world_check(&sim->world);
+    world_restart(&sim->world, below(sim, 2) == 0);
+    memset(sim->leases, 0, sizeof(sim->leases));
+    memset(sim->tickets, 0, sizeof(sim->tickets));
+    sim->restarts++;
+}
+
 static void step(struct sim *sim)
 {
+    if (below(sim, 700) == 0)
+        restart(sim);
+
     for (uint32_t i = 0; i < AGENTS; i++) {
         struct agent *agent = &sim->agents[i];
 
@@ -333,7 +351,13 @@ static uint64_t run(uint64_t seed, uint64_t steps)
                                         .delay_ns_max = KVT_NS_PER_MS,
                                         .fault_rate = 10,
                                         .ranks = RANKS,
-                                        .has_window = true};
+                                        .has_window = true,
+                                        .devices = 2,
+                                        .commit_delay_ns_max = 5 * KVT_NS_PER_MS,
+                                        .load_row_ns = 20 * KVT_NS_PER_US,
+                                        .refuse_rate = 5,
+                                        .is_index_lenient = true,
+                                        .lost_after_ns = KVT_NS_PER_MS};
     static struct sim sim;
     struct kvt_engine_counts counts;
 
@@ -360,11 +384,11 @@ static uint64_t run(uint64_t seed, uint64_t steps)
     kvt_engine_counts(sim.world.engine, &counts);
     CHECK(counts.sessions == 0 && counts.engines == 0);
     printf("seed %llu: %llu requests, %llu blocks verified, %llu wrong, %llu answered before "
-           "quiesced, trace %016llx\n",
+           "quiesced, %llu restarts, trace %016llx\n",
            (unsigned long long)seed, (unsigned long long)sim.ops, (unsigned long long)sim.verified,
            (unsigned long long)sim.wrong, (unsigned long long)sim.late,
-           (unsigned long long)sim.world.trace);
-    CHECK(sim.wrong == 0 && sim.verified > 0);
+           (unsigned long long)sim.restarts, (unsigned long long)sim.world.trace);
+    CHECK(sim.wrong == 0 && sim.verified > 0 && sim.restarts > 0);
     world_deinit(&sim.world);
     return sim.world.trace;
 }

@@ -50,7 +50,7 @@ static void test_budget(void **state)
 {
     struct kvt_write_bucket bucket = {.rate_bytes_per_s = 1000};
     struct kvt_write_facts facts = {
-        .policy = KVT_WRITE_BACK, .is_evicted = true, .is_lower_on = true, .bytes = 400};
+        .policy = KVT_WRITE_THROUGH, .is_evicted = true, .is_lower_on = true, .bytes = 400};
     /* ns, bytes, verdict, level after */
     static const struct {
         uint64_t at_ns, bytes;
@@ -80,6 +80,34 @@ static void test_budget(void **state)
     }
 }
 
+/* BACK: below a quarter of a second's worth only what was read often enough. */
+static void test_short_budget(void **state)
+{
+    static const struct {
+        uint64_t level_bytes;
+        uint32_t touches;
+        enum kvt_write_verdict wanted;
+    } rows[] = {
+        {1000, 0, KVT_WRITE_YES}, {250, 0, KVT_WRITE_YES},       {249, 0, KVT_WRITE_NO_BUDGET},
+        {249, 2, KVT_WRITE_YES},  {249, 1, KVT_WRITE_NO_BUDGET}, {50, 7, KVT_WRITE_NO_BUDGET},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KVT_COUNT_OF(rows); i++) {
+        struct kvt_write_bucket bucket = {.rate_bytes_per_s = 1000,
+                                          .level_bytes = rows[i].level_bytes};
+        const struct kvt_write_facts facts = {.policy = KVT_WRITE_BACK,
+                                              .is_evicted = true,
+                                              .is_lower_on = true,
+                                              .touches = rows[i].touches,
+                                              .selective_touches = 2,
+                                              .bytes = 100};
+
+        if (kvt_write_decide(&facts, &bucket) != rows[i].wanted)
+            fail_msg("row %zu", i);
+    }
+}
+
 static void test_budget_of_a_fast_disk(void **state)
 {
     struct kvt_write_bucket bucket = {.rate_bytes_per_s = 100 * KVT_GIB};
@@ -96,6 +124,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_decide),
         cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_short_budget),
         cmocka_unit_test(test_budget_of_a_fast_disk),
     };
 

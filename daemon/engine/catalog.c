@@ -1,0 +1,255 @@
+/* What L3's devices keep beside blocks: the namespaces with their epochs, and how far numbers for
+ * blocks and contents are reserved. The same records go to every device, so that any that is left
+ * brings them back; of several the greatest epoch counts.
+ *
+ * A Reset takes effect at once and is answered when its epoch is durable on every device that is in
+ * service: then no row and no slot of an older epoch comes back, however the daemon ends. */
+#include <string.h>
+
+#include "daemon/base/alloc.h"
+#include "daemon/engine/internal.h"
+
+#define STAMPS_RESERVE (1ull << 28)
+#define TAGS_MAX 1024u
+#define RETRY_NS (5 * KVT_NS_PER_MS)
+
+/* ---- at start ---------------------------------------------------------------------------------
+ */
+
+/* A record that does not hold is passed over: its rows find no namespace. */
+static int restore(struct kvt_engine *engine, uint32_t idx, const struct kvt_disk_ns_record *record,
+                   struct kvt_text *tags)
+{
+    uint8_t fingerprint[KVT_FINGERPRINT_BYTES];
+    struct kvt_req_open_namespace req;
+    int r;
+
+    if (kvt_sha256(record->spec, record->spec_bytes, fingerprint) != 0 ||
+        memcmp(fingerprint, record->fingerprint, sizeof(fingerprint)) != 0 ||
+        !eng_spec_decode(record->spec, record->spec_bytes, &req, tags, TAGS_MAX))
+        return 0;
+    r = eng_ns_make(engine, idx, record->epoch, &req, fingerprint);
+    return r == -ENOMEM ? r : 0; /* a spec that these tiers cannot hold: as if it were not there */
+}
+
+int eng_catalog_restore(struct kvt_engine *engine)
+{
+    const struct kvt_disk_ns_record *records = engine->config.namespaces;
+    struct kvt_text *tags;
+    int r = 0;
+
+    engine->stamp_end = engine->stamp_end_wanted = engine->config.store.stamp_end;
+    if (records == NULL)
+        return 0;
+    tags = kvt_alloc_zeroed(TAGS_MAX, sizeof(tags[0]));
+    if (tags == NULL)
+        return kvt_trace(-ENOMEM);
+    for (uint32_t i = 0; i < engine->config.namespaces_max && r == 0; i++) {
+        engine->ns[i].epoch = records[i].epoch; /* the number's next user begins above it */
+        if (records[i].is_used)
+            r = restore(engine, i, &records[i], tags);
+    }
+    kvt_free(tags);
+    engine->config.namespaces = NULL;
+    return r;
+}
+
+/* ---- namespaces -------------------------------------------------------------------------------
+ */
+
+void eng_catalog_want(struct kvt_engine *engine, struct eng_ns *ns)
+{
+    ns->catalog_todo = 0;
+    for (uint32_t i = 0; i < kvt_store_zones(engine->store); i++)
+        if (kvt_store_zone_is_kept(engine->store, i))
+            ns->catalog_todo |= 1u << i;
+}
+
+/* True: nothing is left to put. */
+static bool put_ns(struct kvt_engine *engine, struct eng_ns *ns)
+{
+    uint8_t data[KVT_DISK_NS_BYTES_MAX];
+    struct kvt_disk_ns_record record = {.is_used = true, .epoch = ns->epoch};
+    uint32_t bytes;
+
+    if (ns->spec_bytes > KVT_DISK_SPEC_BYTES_MAX) {
+        ns->catalog_todo = 0; /* docs/formats.md: such a namespace does not outlive the daemon */
+        return true;
+    }
+    memcpy(record.fingerprint, ns->fingerprint, sizeof(record.fingerprint));
+    memcpy(record.spec, ns->spec, ns->spec_bytes);
+    record.spec_bytes = ns->spec_bytes;
+    bytes = kvt_disk_catalog_encode_ns(data, &record);
+    for (uint32_t i = 0; i < KVT_ZONES_MAX; i++) {
+        if ((ns->catalog_todo & 1u << i) == 0)
+            continue;
+        ns->catalog_refused[i] = kvt_store_zone_refused(engine->store, i);
+        if (kvt_store_catalog_put(engine->store, i, ns->idx, data, bytes, &ns->catalog_seq[i]) != 0)
+            return false;
+        ns->catalog_todo &= ~(1u << i);
+    }
+    return true;
+}
+
+/* Committed, and nothing was refused since. A device that is lost has no say. */
+static bool is_ns_on(struct kvt_engine *engine, const struct eng_ns *ns, uint32_t zone)
+{
+    return !kvt_store_zone_is_kept(engine->store, zone) ||
+           (kvt_store_is_committed(engine->store, zone, ns->catalog_seq[zone]) &&
+            kvt_store_zone_refused(engine->store, zone) == ns->catalog_refused[zone]);
+}
+
+bool eng_catalog_is_durable(struct kvt_engine *engine, const struct eng_ns *ns)
+{
+    if (ns->catalog_todo != 0)
+        return false;
+    for (uint32_t i = 0; i < kvt_store_zones(engine->store); i++)
+        if (!is_ns_on(engine, ns, i))
+            return false;
+    return true;
+}
+
+/* What was refused (the map of rows was full, or the record could not be written) is put again. */
+static void put_again(struct kvt_engine *engine, struct eng_ns *ns)
+{
+    for (uint32_t i = 0; i < kvt_store_zones(engine->store); i++)
+        if (kvt_store_is_committed(engine->store, i, ns->catalog_seq[i]) &&
+            !is_ns_on(engine, ns, i))
+            ns->catalog_todo |= 1u << i;
+}
+
+/* ---- stamps -----------------------------------------------------------------------------------
+ */
+
+static bool put_stamps(struct kvt_engine *engine)
+{
+    for (uint32_t i = 0; i < KVT_ZONES_MAX; i++) {
+        struct kvt_disk_state state = engine->config.states[i];
+        uint8_t data[KVT_DISK_STATE_BYTES];
+
+        if ((engine->stamps_todo & 1u << i) == 0)
+            continue;
+        state.stamps_end = engine->stamp_end_wanted;
+        kvt_disk_catalog_encode_state(data, &state);
+        if (kvt_store_catalog_put(engine->store, i, KVT_DISK_CATALOG_STATE, data, sizeof(data),
+                                  &engine->stamps_seq[i]) != 0)
+            return false;
+        engine->stamps_todo &= ~(1u << i);
+    }
+    return true;
+}
+
+/* Well before the reserved numbers are used up, more are reserved. */
+static void reserve_stamps(struct kvt_engine *engine)
+{
+    if (engine->stamp_end == 0)
+        return;
+    if (engine->stamp_end_wanted == engine->stamp_end) {
+        if (engine->stamp_end - kvt_store_stamp_next(engine->store) > STAMPS_RESERVE / 2)
+            return;
+        engine->stamp_end_wanted = KVT_MIN(engine->stamp_end + STAMPS_RESERVE, KVT_DISK_STAMPS_MAX);
+        for (uint32_t i = 0; i < kvt_store_zones(engine->store); i++)
+            if (kvt_store_zone_is_kept(engine->store, i))
+                engine->stamps_todo |= 1u << i;
+    }
+    if (!put_stamps(engine))
+        return;
+    for (uint32_t i = 0; i < kvt_store_zones(engine->store); i++)
+        if (!kvt_store_is_committed(engine->store, i, engine->stamps_seq[i]))
+            return;
+    engine->stamp_end = engine->stamp_end_wanted;
+    kvt_store_set_stamp_end(engine->store, engine->stamp_end);
+}
+
+/* ---- resets -----------------------------------------------------------------------------------
+ */
+
+static bool is_any_kept(const struct kvt_engine *engine)
+{
+    for (uint32_t i = 0; i < kvt_store_zones(engine->store); i++)
+        if (kvt_store_zone_is_kept(engine->store, i))
+            return true;
+    return false;
+}
+
+void eng_reset_wait(struct kvt_engine *engine, struct kvt_op *op, struct eng_ns *ns)
+{
+    if (engine->config.store.stamp_end == 0)
+        return; /* nothing outlives this daemon, so nothing can come back */
+    if (engine->resets_count == KVT_ENGINE_RESETS_MAX) {
+        kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED,
+                    "epoch %llu is in effect, but %u resets wait for the disk: reset again to know "
+                    "that it is durable",
+                    (unsigned long long)ns->epoch, engine->resets_count);
+        return;
+    }
+    op->service = engine; /* taken: not answered by the caller */
+    engine->resets[engine->resets_count++] =
+        (struct eng_reset){.op = op, .ns = ns, .epoch = ns->epoch};
+}
+
+static void reset_answer(struct kvt_engine *engine, uint32_t at, enum kvt_code code,
+                         const char *text)
+{
+    struct eng_reset reset = engine->resets[at];
+
+    engine->resets[at] = engine->resets[--engine->resets_count];
+    reset.op->service = NULL;
+    if (code != KVT_CODE_OK)
+        kvt_op_fail(reset.op, code, "epoch %llu is in effect, but not known to be durable: %s",
+                    (unsigned long long)reset.epoch, text);
+    eng_answer(engine, reset.op);
+}
+
+void eng_resets_end(struct kvt_engine *engine, enum kvt_code code, const char *text)
+{
+    while (engine->resets_count > 0)
+        reset_answer(engine, 0, code, text);
+}
+
+static void answer_resets(struct kvt_engine *engine)
+{
+    for (uint32_t i = engine->resets_count; i > 0; i--) {
+        const struct eng_reset *reset = &engine->resets[i - 1];
+
+        if (!is_any_kept(engine))
+            reset_answer(engine, i - 1, KVT_CODE_UNAVAILABLE,
+                         "no device of L3 could record it: reset again after a restart");
+        else if (eng_catalog_is_durable(engine, reset->ns))
+            reset_answer(engine, i - 1, KVT_CODE_OK, "");
+        else if (atomic_load(&reset->op->is_cancelled))
+            reset_answer(engine, i - 1, KVT_CODE_CANCELLED, "cancelled");
+        else if (reset->op->deadline_ns <= engine->now_ns)
+            reset_answer(engine, i - 1, KVT_CODE_DEADLINE_EXCEEDED, "L3 is slow: reset again");
+    }
+}
+
+uint64_t eng_resets_next_ns(const struct kvt_engine *engine)
+{
+    uint64_t next_ns = KVT_TIME_NEVER_NS;
+
+    for (uint32_t i = 0; i < engine->resets_count; i++)
+        next_ns = KVT_MIN(next_ns, engine->resets[i].op->deadline_ns);
+    for (uint32_t i = 0; i < engine->ns_count; i++)
+        if (engine->ns[i].catalog_todo != 0) /* its ring was full: that rings no bell */
+            next_ns = KVT_MIN(next_ns, kvt_time_add(engine->now_ns, RETRY_NS));
+    return next_ns;
+}
+
+void eng_catalog_slice(struct kvt_engine *engine)
+{
+    for (uint32_t i = 0; i < engine->ns_count; i++) {
+        struct eng_ns *ns = &engine->ns[i];
+
+        if (!ns->is_open)
+            continue;
+        put_again(engine, ns);
+        if (ns->catalog_todo != 0 && !put_ns(engine, ns))
+            break;
+    }
+    reserve_stamps(engine);
+    if (engine->resets_count > 0) {
+        kvt_store_hasten(engine->store);
+        answer_resets(engine);
+    }
+}

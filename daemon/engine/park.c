@@ -1,0 +1,55 @@
+/* Lookups at start: while the index of L3 is still being read, the tree may lack what L3 has. A
+ * lookup that the tree cannot answer in full waits for the index, for load_wait_ns after start at
+ * most and never beyond its own deadline: then it is answered with what is known. */
+#include "daemon/engine/internal.h"
+
+#define PARKED_MAX 4096u
+#define ANSWER_NS (20 * KVT_NS_PER_MS) /* before its deadline, for the answer */
+
+static uint64_t park_end_ns(const struct kvt_engine *engine, const struct kvt_op *op)
+{
+    return KVT_MIN(engine->load_wait_end_ns, op->deadline_ns - KVT_MIN(op->deadline_ns, ANSWER_NS));
+}
+
+bool eng_park(struct kvt_engine *engine, struct kvt_op *op)
+{
+    if (engine->is_unparking || engine->is_stopping || !kvt_store_is_loading(engine->store) ||
+        engine->parked_count == PARKED_MAX || engine->now_ns >= park_end_ns(engine, op))
+        return false;
+    /* The last one's link is the engine: an op that somebody has taken has a link. */
+    op->service = engine->parked != NULL ? (void *)engine->parked : (void *)engine;
+    engine->parked = op;
+    engine->parked_count++;
+    return true;
+}
+
+/* Those that cannot wait any more; all when there is nothing to wait for. */
+void eng_parked_slice(struct kvt_engine *engine)
+{
+    struct kvt_op *op = engine->parked;
+
+    engine->parked = NULL;
+    engine->parked_count = 0;
+    while (op != NULL) {
+        struct kvt_op *next = op->service;
+
+        if (atomic_load(&op->is_cancelled) || !eng_park(engine, op)) {
+            engine->is_unparking = true;
+            eng_serve(engine, op);
+            engine->is_unparking = false;
+        }
+        op = (void *)next == (void *)engine ? NULL : next;
+    }
+}
+
+uint64_t eng_parked_next_ns(const struct kvt_engine *engine)
+{
+    const struct kvt_op *op = engine->parked;
+    uint64_t next_ns = KVT_TIME_NEVER_NS;
+
+    while (op != NULL) {
+        next_ns = KVT_MIN(next_ns, park_end_ns(engine, op));
+        op = (void *)op->service == (const void *)engine ? NULL : op->service;
+    }
+    return next_ns;
+}

@@ -1,0 +1,258 @@
+/* What L3's index says at start becomes blocks of the tree and copies of the store.
+ *
+ * Rows come depth first, a parent before its children, each with the copies of its block:
+ *
+ *   path   [0] [1] [2] ... [n-1]      the block that came last and all before it
+ *   row of depth d: its parent is path[d-1]; what was deeper is complete and forgotten
+ *
+ * Devices are loaded one after the other; each has the rows of all blocks before its own, so the
+ * second finds many of its blocks in the tree. Loading is done in slices between requests. Whatever
+ * does not fit is left out, with what is below it: a block that somebody has stored anew meanwhile,
+ * slots that overlap or lie outside the device, a full tree. Nothing here is trusted more than a
+ * hint: a slot is compared with the tree when it is read. */
+#include <string.h>
+
+#include "daemon/base/alloc.h"
+#include "daemon/base/hash.h"
+#include "daemon/engine/store_internal.h"
+
+#define LOAD_BLOCKS_MAX (1u << 18) /* deeper ones are left out */
+#define NS_NONE UINT32_MAX
+
+int kvt_store_load_init(struct kvt_store *store)
+{
+    struct store_load *load = &store->load;
+
+    load->path = kvt_alloc_zeroed(LOAD_BLOCKS_MAX, sizeof(load->path[0]));
+    load->ids = kvt_alloc_zeroed(LOAD_BLOCKS_MAX, sizeof(load->ids[0]));
+    return load->path == NULL || load->ids == NULL ? -ENOMEM : 0;
+}
+
+void kvt_store_load_deinit(struct kvt_store *store)
+{
+    kvt_free(store->load.path);
+    kvt_free(store->load.ids);
+    store->load.path = NULL;
+    store->load.ids = NULL;
+}
+
+static uint32_t ns_by_number(const struct kvt_store *store, uint32_t number)
+{
+    for (uint32_t i = 0; i < store->ns_end; i++)
+        if (store->ns[i].is_open && store->ns[i].number == number)
+            return i;
+    return NS_NONE;
+}
+
+/* ---- rows ----------------------------------------------------------------------------------- */
+
+/* Between slices anything may be called on the tree: then what came last must not be dead. */
+static void hold(struct kvt_store *store)
+{
+    struct store_load *load = &store->load;
+
+    KVT_ASSERT(load->leased.generation == 0);
+    if (load->path_blocks > 0 &&
+        kvt_radix_lease(store->radix, load->path[load->path_blocks - 1]) == 0)
+        load->leased = load->path[load->path_blocks - 1];
+}
+
+static void unhold(struct kvt_store *store)
+{
+    if (store->load.leased.generation != 0)
+        (void)!kvt_radix_release(store->radix, store->load.leased);
+    store->load.leased = KVT_RADIX_BLOCK_NONE;
+}
+
+/* The path becomes @blocks long; returns where it ended if that was deeper. */
+static struct kvt_radix_block cut_path(struct kvt_store *store, uint32_t blocks)
+{
+    struct store_load *load = &store->load;
+    struct kvt_radix_block end = KVT_RADIX_BLOCK_NONE;
+
+    if (load->path_blocks > blocks)
+        end = load->path[load->path_blocks - 1];
+    load->path_blocks = KVT_MIN(load->path_blocks, blocks);
+    return end;
+}
+
+/* A tail that no copy came for is removed: only when what follows is in the tree, for they may
+ * share blocks that have no copy themselves. */
+static void settle(struct kvt_store *store, struct kvt_radix_block end)
+{
+    if (end.generation != 0)
+        kvt_radix_settle(store->radix, end);
+}
+
+static bool root_digest(struct kvt_store *store, const struct kvt_index_put *row)
+{
+    struct store_load *load = &store->load;
+
+    if (row->root_key == NULL || row->root_key_bytes == 0)
+        return false;
+    if (row->root_key[0] != KVT_STORE_DIGEST_KEY_TAG)
+        return kvt_sha256(row->root_key, row->root_key_bytes, load->digest) == 0;
+    if (row->root_key_bytes != KVT_STORE_DIGEST_KEY_BYTES)
+        return false;
+    memcpy(load->digest, row->root_key + 1, KVT_FINGERPRINT_BYTES);
+    store->has_digest_roots = true;
+    return true;
+}
+
+/* Whether the row can follow the path that is there. */
+static bool row_fits(struct kvt_store *store, const struct kvt_index_put *row)
+{
+    struct store_load *load = &store->load;
+    uint32_t depth = row->key.block_idx;
+
+    if (depth == 0)
+        load->ns = ns_by_number(store, row->key.ns);
+    if (load->ns == NS_NONE || store->ns[load->ns].number != row->key.ns ||
+        store->ns[load->ns].epoch != row->key.epoch ||
+        store->ns[load->ns].block_tokens != row->tokens_count)
+        return false;
+    if (row->key.block_id == 0 || row->key.block_id > STORE_STAMP_MASK || depth >= LOAD_BLOCKS_MAX)
+        return false;
+    if (depth == 0)
+        return root_digest(store, row);
+    return load->path_blocks == depth && load->ids[depth - 1] == row->parent_id;
+}
+
+static bool row_insert(struct kvt_store *store, const struct kvt_index_put *row)
+{
+    struct store_load *load = &store->load;
+    uint32_t depth = row->key.block_idx;
+    struct kvt_radix_prefix prefix = {
+        .ns = {load->ns},
+        .root_key = row->root_key,
+        .root_key_bytes = row->root_key_bytes,
+        .after = depth == 0 ? KVT_RADIX_BLOCK_NONE : load->path[depth - 1],
+        .tokens = row->tokens,
+        .tokens_count = row->tokens_count,
+        .extra_keys = (const uint8_t(*)[KVT_EXTRA_KEY_BYTES])row->extra_key,
+        .is_untouched = true,
+    };
+    uint64_t new_blocks, tag;
+    struct kvt_radix_block block;
+
+    if (kvt_radix_insert(store->radix, &prefix, &block, &new_blocks) != 0)
+        return false;
+    load->path[depth] = block;
+    load->ids[depth] = row->key.block_id;
+    load->path_blocks = depth + 1;
+    tag = kvt_radix_tag(store->radix, block);
+    if ((tag & STORE_STAMP_MASK) != 0 && (tag & STORE_STAMP_MASK) != row->key.block_id)
+        return false; /* stored anew under another number: its slots call it by that */
+    kvt_radix_set_tag(store->radix, block,
+                      tag | row->key.block_id | 1ull << (STORE_TAG_ZONES_SHIFT + load->zone));
+    load->blocks++;
+    return true;
+}
+
+static void load_row(struct kvt_store *store, const struct kvt_index_put *row)
+{
+    struct store_load *load = &store->load;
+    struct kvt_radix_block end;
+
+    if (load->is_skipping && row->key.block_idx > load->path_blocks) {
+        load->dropped++;
+        return;
+    }
+    end = cut_path(store, row->key.block_idx);
+    load->is_skipping = !row_fits(store, row) || !row_insert(store, row);
+    settle(store, end);
+    if (!load->is_skipping)
+        return;
+    load->dropped++;
+    settle(store, cut_path(store, row->key.block_idx));
+}
+
+/* ---- copies --------------------------------------------------------------------------------- */
+
+static void refuse_copy(struct kvt_store *store, const struct kvt_index_put *copy)
+{
+    store->load.dropped++;
+    kvt_store_index_drop(store, store->load.zone, copy);
+}
+
+static void load_copy(struct kvt_store *store, const struct kvt_index_put *copy)
+{
+    struct store_load *load = &store->load;
+    struct kvt_radix_block block;
+    struct kvt_radix_cell at;
+    struct cell *cell;
+
+    if (load->is_skipping) { /* its row goes at the next start: it has no copies then */
+        refuse_copy(store, copy);
+        return;
+    }
+    if (load->path_blocks == 0 || copy->key.block_id != load->ids[load->path_blocks - 1])
+        return;
+    block = load->path[load->path_blocks - 1];
+    if (copy->component >= store->ns[load->ns].components_count || copy->content == 0 ||
+        copy->content > STORE_STAMP_MASK ||
+        copy->shards_count != store->ns[load->ns].components[copy->component].shards ||
+        copy->slot_bytes != store->ns[load->ns].components[copy->component].slot_bytes ||
+        kvt_radix_get(store->radix, block, copy->component, &at) != 0 || at.mask != 0) {
+        refuse_copy(store, copy);
+        return;
+    }
+    cell = kvt_store_cell_make(store, block, copy->component, load->digest);
+    if (cell == NULL || !kvt_store_adopt(store, cell, store->zones[load->zone].base_bytes, copy)) {
+        refuse_copy(store, copy);
+        return;
+    }
+    load->copies++;
+}
+
+/* ---- the load ------------------------------------------------------------------------------- */
+
+static void load_end(struct kvt_store *store, uint32_t zone, const struct kvt_index_event *event)
+{
+    struct store_load *load = &store->load;
+
+    unhold(store);
+    settle(store, cut_path(store, 0));
+    load->is_skipping = false;
+    store->zones[zone].is_loading = false;
+    store->is_woken = true;
+    if (event->kind == KVT_INDEX_EVENT_LOADED) {
+        uint64_t seen = KVT_MAX(event->loaded.block_id_max, event->loaded.content_max);
+
+        if (seen <= STORE_STAMP_MASK) /* what is above came from damage: no number is that great */
+            store->stamp_next = KVT_MAX(store->stamp_next, seen + 1);
+    }
+    if (!kvt_store_is_loading(store))
+        kvt_store_load_deinit(store);
+}
+
+void kvt_store_load_event(struct kvt_store *store, uint32_t zone,
+                          const struct kvt_index_event *event)
+{
+    if (!store->zones[zone].is_loading)
+        return;
+    store->load.zone = zone;
+    switch (event->kind) {
+    case KVT_INDEX_EVENT_ROW:
+        load_row(store, &event->put);
+        break;
+    case KVT_INDEX_EVENT_COPY:
+        load_copy(store, &event->put);
+        break;
+    default:
+        load_end(store, zone, event);
+    }
+}
+
+void kvt_store_load_slice(struct kvt_store *store, bool is_begin)
+{
+    if (is_begin)
+        unhold(store);
+    else
+        hold(store);
+}
+
+bool kvt_store_is_holding(const struct kvt_store *store)
+{
+    return store->load.leased.generation != 0;
+}

@@ -1,0 +1,440 @@
+/* L3 outlives the engine: what is durable is served after a restart of any kind, what is not is a
+ * miss, and what was reset never comes back. Over fake tiers and indexes in memory. */
+#include <string.h>
+
+#include "daemon/base/hash.h"
+#include "tests/common/check.h"
+#include "tests/common/engine_world.h"
+
+#define BLOCKS 8u
+
+static const struct world_config plain = {.seed = 1,
+                                          .l2_bytes = 1u << 20,
+                                          .l3_bytes = 8u << 20,
+                                          .delay_ns_max = 100000,
+                                          .ranks = 1,
+                                          .has_window = true,
+                                          .devices = 1,
+                                          .commit_delay_ns_max = 1000000};
+
+struct fixture {
+    struct world world;
+    struct client client;
+    struct call call;
+};
+
+static void attach(struct fixture *f)
+{
+    client_attach(&f->client, &f->world, &f->call, 1, true, 0);
+}
+
+static void begin(struct fixture *f, const struct world_config *config)
+{
+    world_init(&f->world, config);
+    call_init(&f->call, &f->world);
+    attach(f);
+}
+
+static void leave(struct fixture *f)
+{
+    client_detach(&f->client, &f->call);
+    client_unmap(&f->client);
+}
+
+static void restart(struct fixture *f, bool is_clean)
+{
+    leave(f);
+    world_settle(&f->world);
+    world_restart(&f->world, is_clean);
+    attach(f);
+}
+
+static void end(struct fixture *f)
+{
+    world_check(&f->world);
+    leave(f);
+    world_settle(&f->world);
+    call_deinit(&f->call);
+    world_deinit(&f->world);
+}
+
+/* Stores a prompt; answers whether it is durable. */
+static bool store(struct fixture *f, uint64_t tag, uint32_t blocks, bool wants_durable)
+{
+    struct kvt_handle ticket = world_reserve(&f->call, &f->client, tag, blocks);
+
+    for (uint32_t c = 0; c < 2; c++)
+        for (uint32_t i = 0; i < blocks; i++)
+            client_fill(&f->client, c, tag, i, i);
+    world_demote(&f->call, &f->client, ticket, 0, blocks, 0);
+    if (ticket.id == 0) /* all of it is there: then by prefix */
+        f->call.op.req.demote.prefix = world_prefix(&f->call, tag, blocks);
+    f->call.op.req.demote.wants_durable = wants_durable;
+    call_run(&f->call);
+    CHECK_CODE(&f->call.op, KVT_CODE_OK);
+    return f->call.op.ans.demote.is_durable;
+}
+
+/* How many blocks of the prompt can be had, each verified. */
+static uint32_t fetch(struct fixture *f, uint64_t tag, uint32_t blocks)
+{
+    struct kvt_handle lease = world_lookup(&f->call, &f->client, tag, blocks, true);
+    uint32_t hit = (uint32_t)(f->call.op.ans.lookup.boundary_tokens / WORLD_BLOCK_TOKENS), good = 0;
+
+    if (hit == 0)
+        return 0;
+    for (uint32_t c = 0; c < 2; c++)
+        for (uint32_t i = 0; i < hit; i++)
+            client_scribble(&f->client, c, 16 + i, 0xee);
+    world_promote(&f->call, &f->client, lease, 0, hit, 16);
+    call_run(&f->call);
+    CHECK_CODE(&f->call.op, KVT_CODE_OK);
+    for (uint32_t i = 0; i < hit; i++) {
+        bool is_good = true;
+
+        for (uint32_t c = 0; c < 2; c++) {
+            bool is_done = f->call.op.ans.promote.moves.results[c][i] == KVT_MOVE_DONE;
+
+            CHECK(!is_done || client_holds(&f->client, c, tag, i, 16 + i, 0));
+            is_good &= is_done;
+        }
+        good += is_good;
+    }
+    call_begin(&f->call, KVT_OP_RELEASE);
+    f->call.op.req.release.session = f->client.session;
+    f->call.op.req.release.lease = lease;
+    call_run(&f->call);
+    return good;
+}
+
+static struct kvt_store_stats stats(struct fixture *f)
+{
+    struct kvt_store_stats stats;
+
+    kvt_engine_store_stats(f->world.engine, &stats);
+    return stats;
+}
+
+/* ---- restarts -------------------------------------------------------------------------------- */
+
+static void test_clean_restart(void)
+{
+    struct fixture f;
+
+    begin(&f, &plain);
+    (void)store(&f, 0x101, BLOCKS, false); /* in L2 only: the stop writes it back */
+    (void)store(&f, 0x102, BLOCKS, false); /* shares the first four blocks */
+    restart(&f, true);
+    CHECK(fetch(&f, 0x101, BLOCKS) == BLOCKS);
+    CHECK(fetch(&f, 0x102, BLOCKS) == BLOCKS);
+    CHECK(stats(&f).index.loaded_copies > 0 && stats(&f).index.load_dropped == 0);
+    restart(&f, true); /* and again, from what was loaded */
+    CHECK(fetch(&f, 0x102, BLOCKS) == BLOCKS);
+    end(&f);
+}
+
+static void test_crash_keeps_what_is_durable(void)
+{
+    struct fixture f;
+
+    begin(&f, &plain);
+    CHECK(store(&f, 0x101, BLOCKS, true));
+    (void)store(&f, 0x201, BLOCKS, false);
+    restart(&f, false);
+    CHECK(fetch(&f, 0x101, BLOCKS) == BLOCKS);
+    CHECK(fetch(&f, 0x201, BLOCKS) == 0);
+    CHECK(store(&f, 0x201, BLOCKS, true)); /* numbers go on where no daemon was before */
+    restart(&f, false);
+    CHECK(fetch(&f, 0x101, BLOCKS) == BLOCKS);
+    CHECK(fetch(&f, 0x201, BLOCKS) == BLOCKS);
+    end(&f);
+}
+
+static void test_not_durable_before_the_commit(void)
+{
+    struct kvt_handle ticket;
+    struct fixture f;
+
+    begin(&f, &plain);
+    fake_index_hold(f.world.indexes[0], true);
+    ticket = world_reserve(&f.call, &f.client, 0x101, 4);
+    for (uint32_t c = 0; c < 2; c++)
+        for (uint32_t i = 0; i < 4; i++)
+            client_fill(&f.client, c, 0x101, i, i);
+    world_demote(&f.call, &f.client, ticket, 0, 4, 0);
+    f.call.op.req.demote.wants_durable = true;
+    f.call.op.deadline_ns = f.world.now_ns + KVT_NS_PER_S;
+    call_run(&f.call); /* ends by its deadline */
+    CHECK(f.call.op.code == KVT_CODE_DEADLINE_EXCEEDED || !f.call.op.ans.demote.is_durable);
+    restart(&f, false);
+    (void)fetch(&f, 0x101, 4); /* any of it may have got there: all that comes is verified */
+    end(&f);
+}
+
+static void test_refused_rows_are_not_durable(void)
+{
+    struct world_config config = plain;
+    struct fixture f;
+
+    config.refuse_rate = 1000;
+    begin(&f, &config);
+    CHECK(!store(&f, 0x101, BLOCKS, true));
+    CHECK(stats(&f).index.skipped > 0);
+    CHECK(fetch(&f, 0x101, BLOCKS) == BLOCKS); /* served as long as this daemon lives */
+    end(&f);
+}
+
+/* What the index holds is what L3 holds, after evictions from a small L3. */
+static void test_rows_follow_evictions(void)
+{
+    struct world_config config = plain;
+    struct fixture f;
+    uint64_t copies = 0;
+
+    config.l2_bytes = 256u << 10;
+    config.l3_bytes = 512u << 10;
+    config.write_policy = KVT_WRITE_THROUGH;
+    begin(&f, &config);
+    for (uint64_t i = 0; i < 60; i++)
+        (void)store(&f, (i + 1) << 8, BLOCKS, i % 8 == 0);
+    restart(&f, true);
+    CHECK(stats(&f).index.load_dropped == 0 && stats(&f).index.stale == 0);
+    copies = stats(&f).index.loaded_copies;
+    CHECK(copies > 0 && copies == stats(&f).tiers[KVT_TIER_DISK].ready_copies);
+    world_check(&f.world);
+    end(&f);
+}
+
+/* ---- reset ----------------------------------------------------------------------------------- */
+
+static void load(struct fixture *f)
+{
+    while (stats(f).index.is_loading)
+        world_turn(&f->world);
+}
+
+static void reset(struct fixture *f)
+{
+    call_begin(&f->call, KVT_OP_RESET);
+    f->call.op.is_admin = true;
+    f->call.op.req.reset.ns = f->world.ns;
+}
+
+static void test_reset_is_durable(void)
+{
+    struct fixture f;
+
+    begin(&f, &plain);
+    CHECK(store(&f, 0x101, BLOCKS, true));
+    reset(&f);
+    call_run(&f.call);
+    CHECK_CODE(&f.call.op, KVT_CODE_OK);
+    CHECK(f.call.op.ans.reset.epoch == 2);
+    restart(&f, false);
+    CHECK(fetch(&f, 0x101, BLOCKS) == 0);
+    CHECK(store(&f, 0x101, BLOCKS, true)); /* the new epoch stores anew */
+    restart(&f, false);
+    CHECK(fetch(&f, 0x101, BLOCKS) == BLOCKS);
+    end(&f);
+}
+
+static void test_reset_waits_for_the_disk(void)
+{
+    struct fixture f;
+
+    begin(&f, &plain);
+    CHECK(store(&f, 0x101, BLOCKS, true));
+    fake_index_hold(f.world.indexes[0], true);
+    reset(&f);
+    call_submit(&f.call);
+    for (uint32_t i = 0; i < 200; i++)
+        world_turn(&f.world);
+    CHECK(!f.call.is_done);
+    CHECK(fake_index_catalog(f.world.indexes[0], 0) != NULL);
+    fake_index_hold(f.world.indexes[0], false);
+    call_wait(&f.call);
+    CHECK_CODE(&f.call.op, KVT_CODE_OK);
+    fake_index_hold(f.world.indexes[0], true);
+    reset(&f);
+    f.call.op.deadline_ns = f.world.now_ns + 50 * KVT_NS_PER_MS;
+    call_run(&f.call);
+    CHECK(f.call.op.code == KVT_CODE_DEADLINE_EXCEEDED);
+    fake_index_hold(f.world.indexes[0], false);
+    end(&f);
+}
+
+/* ---- devices --------------------------------------------------------------------------------- */
+
+static void test_one_device_of_two_is_lost(void)
+{
+    struct world_config config = plain;
+    uint32_t before = 0, after = 0;
+    struct fixture f;
+
+    config.devices = 2;
+    config.lost_after_ns = 5 * KVT_NS_PER_S;
+    begin(&f, &config);
+    for (uint64_t i = 0; i < 12; i++)
+        CHECK(store(&f, (i + 1) << 8, 4, true));
+    restart(&f, false);
+    for (uint64_t i = 0; i < 12; i++)
+        before += fetch(&f, (i + 1) << 8, 4);
+    CHECK(before == 12 * 4);
+    restart(&f, true); /* L2 is empty again */
+    fake_tier_set_zone_out(f.world.tiers[KVT_TIER_DISK], 1, true);
+    for (uint64_t end_ns = f.world.now_ns + 6 * KVT_NS_PER_S; f.world.now_ns < end_ns;)
+        world_turn(&f.world);
+    CHECK(stats(&f).tiers[KVT_TIER_DISK].dropped[KVT_DROP_LOST] > 0);
+    for (uint64_t i = 0; i < 12; i++)
+        after += fetch(&f, (i + 1) << 8, 4);
+    CHECK(after > 0 && after < before && after % 4 == 0); /* runs of four are on one device */
+    CHECK(store(&f, 0x9900, 4, true));                    /* on the one that is left */
+    fake_tier_set_zone_out(f.world.tiers[KVT_TIER_DISK], 1, false);
+    for (uint64_t i = 0; i < 12; i++)
+        CHECK(store(&f, (i + 1) << 8, 4, true));
+    restart(&f, false);
+    for (uint64_t i = 0; i < 12; i++)
+        CHECK(fetch(&f, (i + 1) << 8, 4) == 4);
+    end(&f);
+}
+
+static void test_index_is_lost(void)
+{
+    struct fixture f;
+
+    begin(&f, &plain);
+    CHECK(store(&f, 0x101, BLOCKS, true));
+    restart(&f, false);
+    load(&f);
+    fake_index_fail(f.world.indexes[0], 11, "helper ended");
+    CHECK(!store(&f, 0x201, BLOCKS, true));
+    CHECK(fetch(&f, 0x101, BLOCKS) == BLOCKS); /* its data is still good */
+    reset(&f);
+    call_run(&f.call);
+    CHECK(f.call.op.code == KVT_CODE_UNAVAILABLE); /* nobody could remember it */
+    CHECK(fetch(&f, 0x101, BLOCKS) == 0);
+    end(&f);
+}
+
+/* ---- loading --------------------------------------------------------------------------------- */
+
+static void test_lookups_wait_for_the_index(void)
+{
+    struct world_config config = plain;
+    struct fixture f;
+
+    config.load_row_ns = 100 * KVT_NS_PER_MS;
+    begin(&f, &config);
+    CHECK(store(&f, 0x101, BLOCKS, true));
+    restart(&f, false);
+    call_begin(&f.call, KVT_OP_LOOKUP); /* a short deadline: what is known by then */
+    f.call.op.req.lookup.session = f.client.session;
+    f.call.op.req.lookup.prefix = world_prefix(&f.call, 0x101, BLOCKS);
+    f.call.op.req.lookup.limit_tokens = UINT64_MAX;
+    f.call.op.deadline_ns = f.world.now_ns + 150 * KVT_NS_PER_MS;
+    call_run(&f.call);
+    CHECK_CODE(&f.call.op, KVT_CODE_OK);
+    CHECK(f.call.op.ans.lookup.boundary_tokens < BLOCKS * WORLD_BLOCK_TOKENS);
+    CHECK(fetch(&f, 0x101, BLOCKS) == BLOCKS); /* a long one: everything */
+    end(&f);
+}
+
+/* Rows are input: whatever they say, the engine stays whole and serves nothing wrong. */
+static void add_hostile_rows(struct world *world)
+{
+    uint64_t random = 7;
+
+    for (uint32_t i = 0; i < 400; i++) {
+        uint32_t tokens[WORLD_BLOCK_TOKENS] = {(uint32_t)fake_random(&random) % 4};
+        uint64_t slots[2] = {fake_random(&random) % 64 * 4096, fake_random(&random)};
+        uint64_t runs[2] = {fake_random(&random) % 8 * 32768, fake_random(&random) % (8u << 20)};
+        struct kvt_index_put put = {
+            .kind = KVT_INDEX_PUT_ROW,
+            .key = {(uint16_t)(fake_random(&random) % 2), 1 + fake_random(&random) % 2,
+                    (uint32_t)(fake_random(&random) % 4), 1000 + i},
+            .parent_id = fake_random(&random) % 2 == 0 ? 0 : 1 + fake_random(&random) % (1000 + i),
+            .root_key = (const uint8_t *)"\1\0\0\2\0\0",
+            .root_key_bytes = 6,
+            .tokens_count = fake_random(&random) % 8 == 0 ? 3 : WORLD_BLOCK_TOKENS,
+            .tokens = tokens,
+        };
+
+        fake_index_add(world->indexes[0], &put);
+        put.kind = KVT_INDEX_PUT_COPY;
+        put.component = (uint16_t)(fake_random(&random) % 3);
+        put.shards_count = (uint16_t)(1 + fake_random(&random) % 2);
+        put.content = fake_random(&random) % 8 == 0 ? UINT64_MAX : 1 + fake_random(&random) % 100;
+        put.slot_bytes = fake_random(&random) % 2 == 0 ? 8192 : 4096;
+        put.slot_offsets = slots;
+        put.run_offsets = runs;
+        fake_index_add(world->indexes[0], &put);
+    }
+    world->while_dead = NULL;
+}
+
+static void test_hostile_rows(void)
+{
+    struct world_config config = plain;
+    struct fixture f;
+
+    config.is_index_lenient = true;
+    begin(&f, &config);
+    CHECK(store(&f, 0x101, BLOCKS, true));
+    f.world.while_dead = add_hostile_rows;
+    restart(&f, false);
+    load(&f);
+    (void)fetch(&f, 0x101, BLOCKS);
+    CHECK(stats(&f).index.load_dropped > 0);
+    world_check(&f.world);
+    CHECK(store(&f, 0x101, BLOCKS, true));
+    CHECK(fetch(&f, 0x101, BLOCKS) == BLOCKS);
+    end(&f);
+}
+
+/* After a scan the root is known by the digest of its key only. */
+static void use_digest_root(struct world *world)
+{
+    for (uint64_t id = 1; id < 64; id++) {
+        const struct kvt_index_put *row = fake_index_row(world->indexes[0], id);
+        uint8_t key[KVT_STORE_DIGEST_KEY_BYTES] = {KVT_STORE_DIGEST_KEY_TAG};
+        struct kvt_index_put put;
+
+        if (row == NULL || row->root_key == NULL)
+            continue;
+        CHECK(kvt_sha256(row->root_key, row->root_key_bytes, key + 1) == 0);
+        put = *row;
+        put.root_key = key;
+        put.root_key_bytes = sizeof(key);
+        fake_index_add(world->indexes[0], &put);
+    }
+}
+
+static void test_root_without_its_key(void)
+{
+    struct fixture f;
+
+    begin(&f, &plain);
+    CHECK(store(&f, 0x101, BLOCKS, true));
+    f.world.while_dead = use_digest_root;
+    restart(&f, false);
+    CHECK(fetch(&f, 0x101, BLOCKS) == BLOCKS);
+    CHECK(store(&f, 0x102, BLOCKS, true)); /* below the same root */
+    end(&f);
+}
+
+int main(void)
+{
+    test_root_without_its_key();
+    test_clean_restart();
+    test_crash_keeps_what_is_durable();
+    test_not_durable_before_the_commit();
+    test_refused_rows_are_not_durable();
+    test_rows_follow_evictions();
+    test_reset_is_durable();
+    test_reset_waits_for_the_disk();
+    test_one_device_of_two_is_lost();
+    test_index_is_lost();
+    test_lookups_wait_for_the_index();
+    test_hostile_rows();
+    return 0;
+}
