@@ -156,6 +156,24 @@ void kvt_slot_header_seal(void *slot, uint64_t payload_hash)
     kvt_put_u64(s, AT_HEADER_HASH, header_hash(s, kvt_get_u32(s, AT_HEADER_BYTES)));
 }
 
+bool kvt_slot_header_guess(const void *slot, const uint8_t store_id[KVT_STORE_ID_BYTES],
+                           uint32_t *ret_header_bytes)
+{
+    const uint8_t *s = slot;
+    uint32_t block_tokens;
+
+    if (kvt_get_u64(s, AT_MAGIC) != SLOT_MAGIC ||
+        kvt_get_u32(s, AT_VERSION) != KVT_SLOT_FORMAT_VERSION ||
+        memcmp(s + AT_STORE_ID, store_id, KVT_STORE_ID_BYTES) != 0)
+        return false;
+    block_tokens = kvt_get_u32(s, AT_BLOCK_TOKENS);
+    if (block_tokens > KVT_BLOCK_TOKENS_MAX ||
+        kvt_get_u32(s, AT_HEADER_BYTES) != kvt_slot_header_bytes(block_tokens))
+        return false;
+    *ret_header_bytes = kvt_slot_header_bytes(block_tokens);
+    return true;
+}
+
 /* The header against itself; nothing at or past @limit_bytes is read. */
 static enum kvt_slot_verdict header_check_self(const uint8_t *s, uint64_t limit_bytes)
 {

@@ -82,6 +82,10 @@ enum kvt_slot_verdict kvt_slot_header_check(const void *slot, const struct kvt_s
 uint64_t kvt_slot_payload_hash(const void *slot);
 /* Header (as above) and payload. */
 enum kvt_slot_verdict kvt_slot_check(const void *slot, const struct kvt_slot_key *key);
+/* A scan's first look at a place: true when a slot of the store may begin there (magic, version,
+ * store id, lengths that can be), and how long its header is then. Reads KVT_SLOT_FIXED_BYTES. */
+bool kvt_slot_header_guess(const void *slot, const uint8_t store_id[KVT_STORE_ID_BYTES],
+                           uint32_t *ret_header_bytes);
 /* Decodes a header that was checked against itself (magic, version, checksum, lengths within
  * @slot_bytes). *ret_tokens points into @slot. */
 enum kvt_slot_verdict kvt_slot_header_read(const void *slot, uint64_t slot_bytes,

@@ -162,6 +162,8 @@ struct kvt_index_ns { /* what a scan needs to know of a namespace: slots of othe
     uint8_t fingerprint[KVT_FINGERPRINT_BYTES];
     uint64_t epoch; /* the present one; older rows and slots are dropped */
     uint32_t block_tokens;
+    uint32_t components_count;
+    uint16_t shards[KVT_COMPONENTS_MAX]; /* of a copy of each component: slots that make it whole */
 };
 
 struct kvt_index_config {
