@@ -349,6 +349,37 @@ static void test_flush_failure_plain_calls(void **state)
     flush_failure(world);
 }
 
+/* The error may go to a flush outside the thread: the thread's are failures from then on, too. */
+static void test_sync_failure_elsewhere(void **state)
+{
+    struct disk_world *world = *state;
+    struct kvt_disk *disk;
+
+    disk_world_open(world);
+    disk = kvt_disk_set_device(world->tier, 0);
+    write_all(world, 100);
+    assert_int_equal(kvt_disk_sync(disk), 0);
+    assert_int_equal(flush_result(world), KVT_XFER_DONE);
+    atomic_store(&world->shims[0].flush_result, -EIO);
+    assert_int_equal(kvt_disk_sync(disk), -EIO);
+    disk_world_wait_health(&world->tier->counters, KVT_TIER_HEALTH_OUT);
+    assert_int_equal(flush_result(world), -EIO);
+    atomic_store(&world->shims[0].flush_result, 0);
+    disk_world_wait_health(&world->tier->counters, KVT_TIER_HEALTH_OK);
+    assert_int_equal(flush_result(world), KVT_XFER_DONE);
+    /* A flush of the thread that is good while the other call goes on is not good enough. */
+    (void)disk_world_flush(world, 0);
+    atomic_store(&world->shims[0].is_holding, true);
+    disk_world_submit(world, 0, 1);
+    disk_world_sleep(20 * KVT_NS_PER_MS);
+    atomic_store(&world->shims[0].flush_result, -EIO);
+    assert_int_equal(kvt_disk_sync(disk), -EIO);
+    atomic_store(&world->shims[0].flush_result, 0);
+    atomic_store(&world->shims[0].is_holding, false);
+    disk_world_reap(world, 1);
+    assert_int_equal(world->xfers[0].status, -EIO);
+}
+
 /* Interrupted and short are two things: having been the one leaves the other its tries. */
 static void test_interrupted_and_short(void **state)
 {
@@ -389,7 +420,7 @@ int main(void)
         WORLD_TEST(test_wakes_seldom_when_out),   WORLD_TEST(test_close_while_stuck),
         WORLD_TEST(test_close_while_probing),     WORLD_TEST(test_close_while_plain_call_hangs),
         WORLD_TEST(test_flush_failure),           WORLD_TEST(test_flush_failure_plain_calls),
-        WORLD_TEST(test_interrupted_and_short),
+        WORLD_TEST(test_sync_failure_elsewhere),  WORLD_TEST(test_interrupted_and_short),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -85,16 +85,28 @@ int kvt_disk_read_catalog(struct kvt_disk *disk, struct kvt_disk_catalog *ret_ca
     return kvt_disk_catalog_read(&disk->file, disk->io, ret_catalog);
 }
 
+/* The system tells only one caller of a write that was lost. While somebody else than the thread
+ * may be that one, a good flush of the thread means nothing; when it was, the thread must know. */
+static int sync_ended(struct kvt_disk *disk, int r)
+{
+    if (r < 0)
+        atomic_store_explicit(&disk->other_sync_error, r, memory_order_seq_cst);
+    atomic_fetch_sub_explicit(&disk->other_syncs, 1, memory_order_seq_cst);
+    if (r < 0)
+        kvt_doorbell_ring(&disk->worker.bell);
+    return r < 0 ? kvt_trace(r) : r;
+}
+
 int kvt_disk_write_catalog(struct kvt_disk *disk, uint32_t number, const void *data, uint32_t bytes)
 {
-    return kvt_disk_catalog_write(&disk->file, disk->io, number, data, bytes);
+    atomic_fetch_add_explicit(&disk->other_syncs, 1, memory_order_seq_cst);
+    return sync_ended(disk, kvt_disk_catalog_write(&disk->file, disk->io, number, data, bytes));
 }
 
 int kvt_disk_sync(struct kvt_disk *disk)
 {
-    int r = disk->io->fdatasync(disk->io->ctx, disk->file.fd);
-
-    return r < 0 ? kvt_trace(r) : 0;
+    atomic_fetch_add_explicit(&disk->other_syncs, 1, memory_order_seq_cst);
+    return sync_ended(disk, disk->io->fdatasync(disk->io->ctx, disk->file.fd));
 }
 
 int kvt_disk_open(struct kvt_tier **ret_tier, const struct kvt_disk_config *config,

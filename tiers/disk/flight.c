@@ -194,7 +194,15 @@ static void probe_complete(struct kvt_disk *disk, struct kvt_disk_flight *flight
 static void flush_complete(struct kvt_disk *disk, struct kvt_disk_flight *flight, int32_t result)
 {
     struct kvt_worker_queue xfers = flight->xfers;
+    bool is_unsure = atomic_load_explicit(&disk->other_syncs, memory_order_seq_cst) > 0;
+    int error = atomic_load_explicit(&disk->other_sync_error, memory_order_seq_cst);
 
+    if (result >= 0)
+        result = error != 0 ? error : disk->sync_error;
+    if (result >= 0 && is_unsure) { /* that other call ends some time */
+        flight_issue(disk, flight);
+        return;
+    }
     flight_give(disk, flight);
     disk->is_flushing = false;
     if (result >= 0)

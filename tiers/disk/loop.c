@@ -226,6 +226,17 @@ void kvt_disk_probe_ended(struct kvt_disk *disk, bool is_good)
                           memory_order_relaxed);
 }
 
+/* Somebody else's flush failed, for the writes of all. */
+static void health_check_sync(struct kvt_disk *disk)
+{
+    int error;
+
+    if (atomic_load_explicit(&disk->other_sync_error, memory_order_relaxed) == 0)
+        return;
+    error = atomic_exchange_explicit(&disk->other_sync_error, 0, memory_order_seq_cst);
+    kvt_disk_note_sync_failure(disk, error);
+}
+
 static void loop_collect(struct kvt_disk *disk)
 {
     struct kvt_xfer *xfer;
@@ -316,13 +327,15 @@ static void loop_start_flush(struct kvt_disk *disk)
     kvt_disk_begin(disk, chain, KVT_DISK_OP_FLUSH);
 }
 
-/* A good probe ends what a failed flush began, so the engine must know of the failure before. */
+/* A good probe ends what a failed flush began, so all that it spoils has failed and the engine
+ * knows before. */
 static void loop_start_probe(struct kvt_disk *disk)
 {
     if (!disk->is_out || disk->is_probing || disk->is_hung || disk->now_ns < disk->retry_at_ns ||
         kvt_worker_is_stopping(&disk->worker))
         return;
-    if (disk->sync_error != 0 && !kvt_ring_is_drained(&disk->worker.completions)) {
+    if (disk->sync_error != 0 &&
+        (disk->is_flushing || !kvt_ring_is_drained(&disk->worker.completions))) {
         disk->retry_at_ns = disk->now_ns + REAPED_WAIT_NS;
         return;
     }
@@ -419,6 +432,7 @@ static void loop_serve(struct kvt_disk *disk)
 
         disk->now_ns = kvt_clock_mono_ns();
         health_check_hang(disk);
+        health_check_sync(disk);
         loop_collect(disk);
         is_more = loop_start(disk);
         kvt_disk_submit(disk);

@@ -81,6 +81,10 @@ struct kvt_disk {
     uint64_t late_at_ns;  /* nothing in a queue is late before */
 
     bool is_out, is_probing;
+    /* Of calls outside the thread that flush (catalog, sync): under way now; -errno of the last one
+     * that failed and that the thread has not heard of, 0: none. */
+    _Atomic uint32_t other_syncs;
+    atomic_int other_sync_error;
     int sync_error; /* -errno of a flush that failed and was not made good by a probe; 0: none */
     bool is_hung;   /* something in flight is overdue */
     uint32_t failures_row, bad_slots_row, successes_row;

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "daemon/base/alloc.h"
-#include "tiers/worker.h"
+#include "tiers/disk/loop.h"
 
 #define RUN_MAX 64u /* neighbours in a batch for one device go to it in one call */
 
@@ -420,8 +420,12 @@ int kvt_disk_set_open(struct kvt_tier **ret_tier, const struct kvt_disk_set_conf
     return 0;
 }
 
-struct kvt_tier *kvt_disk_set_device(struct kvt_tier *tier, uint32_t idx)
+struct kvt_disk *kvt_disk_set_device(struct kvt_tier *tier, uint32_t idx)
 {
+    struct kvt_tier *device = tier;
+
     KVT_ASSERT(idx < tier->zones_count);
-    return tier->ops == &set_ops ? set_of(tier)->members[idx].tier : tier;
+    if (tier->ops == &set_ops)
+        device = set_of(tier)->members[idx].tier;
+    return device == NULL ? NULL : KVT_CONTAINER_OF(device, struct kvt_disk, worker.tier);
 }

@@ -48,6 +48,5 @@ struct kvt_disk_set_report {
 KVT_MUST_USE int kvt_disk_set_open(struct kvt_tier **ret_tier,
                                    const struct kvt_disk_set_config *config,
                                    struct kvt_disk_set_report *ret_report);
-/* The device of a zone as a tier of its own, for the calls about its catalog; NULL: it could not be
- * opened. */
-struct kvt_tier *kvt_disk_set_device(struct kvt_tier *tier, uint32_t idx);
+/* The device of a zone, for the calls about its catalog; NULL: it could not be opened. */
+struct kvt_disk *kvt_disk_set_device(struct kvt_tier *tier, uint32_t idx);
