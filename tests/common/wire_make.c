@@ -91,6 +91,9 @@ static void make_hello(struct kvt_index_config *hello, uint64_t *random)
         ns->epoch = fake_random(random);
         ns->block_tokens = 1 + (uint32_t)up_to(random, KVT_BLOCK_TOKENS_MAX - 1);
         fill(random, ns->fingerprint, sizeof(ns->fingerprint));
+        ns->components_count = (uint32_t)up_to(random, KVT_COMPONENTS_MAX);
+        for (uint32_t c = 0; c < ns->components_count; c++)
+            ns->shards[c] = (uint16_t)(1 + up_to(random, KVT_RANKS_MAX - 1));
     }
 }
 

@@ -191,6 +191,26 @@ static void ns_number_over(uint8_t *at)
 {
     kvt_put_u16(at, BODY + 72, KVT_NAMESPACES_MAX);
 }
+static void ns_components_over(uint8_t *at)
+{
+    kvt_put_u16(at, BODY + 72 + 2, KVT_COMPONENTS_MAX + 1);
+}
+static void ns_shards_over(uint8_t *at)
+{
+    kvt_put_u16(at, BODY + 72 + 2, 1);
+    memset(at + BODY + 72 + 48, 0, 16);
+    kvt_put_u16(at, BODY + 72 + 48, KVT_RANKS_MAX + 1);
+}
+static void ns_shards_none(uint8_t *at)
+{
+    kvt_put_u16(at, BODY + 72 + 2, 1);
+    memset(at + BODY + 72 + 48, 0, 16);
+}
+static void ns_shards_extra(uint8_t *at)
+{
+    kvt_put_u16(at, BODY + 72 + 2, 0);
+    kvt_put_u16(at, BODY + 72 + 48 + 14, 1);
+}
 static void path_no_end(uint8_t *at)
 {
     kvt_put_u16(at, BODY + 64, (uint16_t)(kvt_get_u16(at, BODY + 64) - 1));
@@ -218,13 +238,38 @@ static void test_limits(void **state)
         uint32_t which;
         void (*change)(uint8_t *at);
     } bad[] = {
-        {0, ns_over},         {0, component_over}, {0, reserved_set},    {0, no_tokens},
-        {0, tokens_over},     {0, tokens_many},    {0, tokens_fewer},    {0, root_over},
-        {0, root_missing},    {0, extra_maybe},    {1, no_shards},       {1, shards_over},
-        {1, component_over},  {3, ns_over},        {5, namespaces_over}, {5, ns_number_over},
-        {5, path_no_end},     {5, flags_over},     {9, maybe_rebuilt},   {12, text_over},
-        {12, text_with_zero}, {6, unknown},        {11, ns_over},        {5, nothing},
-        {8, nothing},         {9, nothing},        {10, nothing},        {13, nothing},
+        {0, ns_over},
+        {0, component_over},
+        {0, reserved_set},
+        {0, no_tokens},
+        {0, tokens_over},
+        {0, tokens_many},
+        {0, tokens_fewer},
+        {0, root_over},
+        {0, root_missing},
+        {0, extra_maybe},
+        {1, no_shards},
+        {1, shards_over},
+        {1, component_over},
+        {3, ns_over},
+        {5, namespaces_over},
+        {5, ns_number_over},
+        {5, ns_components_over},
+        {5, ns_shards_over},
+        {5, ns_shards_none},
+        {5, ns_shards_extra},
+        {5, path_no_end},
+        {5, flags_over},
+        {9, maybe_rebuilt},
+        {12, text_over},
+        {12, text_with_zero},
+        {6, unknown},
+        {11, ns_over},
+        {5, nothing},
+        {8, nothing},
+        {9, nothing},
+        {10, nothing},
+        {13, nothing},
     };
 
     (void)state;

@@ -8,7 +8,8 @@
 #define COPY_BYTES 24u
 #define CATALOG_BYTES 8u
 #define HELLO_BYTES 72u
-#define HELLO_NS_BYTES 48u
+#define HELLO_NS_BYTES (48u + 2u * KVT_COMPONENTS_MAX)
+static_assert(HELLO_NS_BYTES % 8 == 0, "numbers stay where they are aligned");
 #define PROGRESS_BYTES 40u
 #define LOADED_BYTES 56u
 #define COMMITTED_BYTES 24u
@@ -154,10 +155,13 @@ static uint64_t encode_hello(uint8_t *body, const struct kvt_index_config *hello
         if (!ns->is_used)
             continue;
         kvt_put_u16(at, 0, (uint16_t)i);
-        kvt_put_u16(at, 2, 0);
+        KVT_ASSERT(ns->components_count <= KVT_COMPONENTS_MAX);
+        kvt_put_u16(at, 2, (uint16_t)ns->components_count);
         kvt_put_u32(at, 4, ns->block_tokens);
         kvt_put_u64(at, 8, ns->epoch);
         memcpy(at + 16, ns->fingerprint, KVT_FINGERPRINT_BYTES);
+        for (uint32_t c = 0; c < KVT_COMPONENTS_MAX; c++)
+            kvt_put_u16(at, 48 + 2 * c, c < ns->components_count ? ns->shards[c] : 0);
         at += HELLO_NS_BYTES;
         count++;
     }
@@ -413,6 +417,18 @@ static const char *take_path(struct reader *reader, uint32_t bytes)
     return (const char *)path;
 }
 
+/* How many slots make a copy whole: known components have some, others none. */
+static bool parse_hello_shards(const uint8_t *at, struct kvt_index_ns *ns)
+{
+    ns->components_count = kvt_get_u16(at, 2);
+    for (uint32_t c = 0; c < KVT_COMPONENTS_MAX; c++) {
+        ns->shards[c] = kvt_get_u16(at, 48 + 2 * c);
+        if ((c < ns->components_count) != (ns->shards[c] != 0) || ns->shards[c] > KVT_RANKS_MAX)
+            return false;
+    }
+    return true;
+}
+
 static void parse_hello_namespaces(struct reader *reader, uint32_t count,
                                    struct kvt_index_config *hello)
 {
@@ -423,8 +439,9 @@ static void parse_hello_namespaces(struct reader *reader, uint32_t count,
         uint32_t number = at == NULL ? KVT_NAMESPACES_MAX : kvt_get_u16(at, 0);
         struct kvt_index_ns *ns = &hello->namespaces[number % KVT_NAMESPACES_MAX];
 
-        if (number >= KVT_NAMESPACES_MAX || number < next || kvt_get_u16(at, 2) != 0 ||
-            kvt_get_u32(at, 4) == 0 || kvt_get_u32(at, 4) > KVT_BLOCK_TOKENS_MAX) {
+        if (number >= KVT_NAMESPACES_MAX || number < next ||
+            kvt_get_u16(at, 2) > KVT_COMPONENTS_MAX || kvt_get_u32(at, 4) == 0 ||
+            kvt_get_u32(at, 4) > KVT_BLOCK_TOKENS_MAX || !parse_hello_shards(at, ns)) {
             reader->is_bad = true;
             return;
         }
