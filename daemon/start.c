@@ -341,6 +341,7 @@ static struct kvt_store_config store_config(const struct kvt_daemon *daemon)
         .write_policy = writes[config->l3.write],
         .selective_touches = config->l3.selective_touches,
         .write_budget_bytes_per_s = config->l3.write_budget_bytes_per_s,
+        .scrub_bytes_per_s = config->l3.scrub_bytes_per_s,
         .is_verify_l2_always = config->l2.verify == KVT_CONFIG_VERIFY_ALWAYS,
     };
 

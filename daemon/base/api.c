@@ -60,6 +60,7 @@ const char *kvt_op_kind_text(enum kvt_op_kind kind)
         [KVT_OP_STATS] = "Stats",
         [KVT_OP_DUMP] = "Dump",
         [KVT_OP_HEALTH] = "Health",
+        [KVT_OP_MAINTAIN] = "Maintain",
     };
 
     return (unsigned)kind < KVT_OP_KINDS ? texts[kind] : "?";

@@ -52,6 +52,7 @@ enum kvt_op_kind {
     KVT_OP_STATS,
     KVT_OP_DUMP, /* admin */
     KVT_OP_HEALTH,
+    KVT_OP_MAINTAIN, /* admin */
     KVT_OP_KINDS
 };
 
@@ -395,6 +396,35 @@ struct kvt_ans_dump {
     uint64_t resume; /* 0: that was all */
 };
 
+enum kvt_maintain_action {
+    KVT_MAINTAIN_STATUS = 0,
+    KVT_MAINTAIN_DRAIN =
+        1, /* write what L3 lacks now; answered when that is over or the deadline
+              is near. It goes on after the answer; asked again, it is waited for */
+    KVT_MAINTAIN_SCRUB_START = 2, /* read what is on L3, to find rot; running: another rate */
+    KVT_MAINTAIN_SCRUB_STOP = 3,
+};
+
+struct kvt_req_maintain {
+    enum kvt_maintain_action action;
+    uint64_t rate_bytes_per_s; /* SCRUB_START: 0: as configured */
+};
+
+struct kvt_ans_maintain { /* of every action: how things stand now */
+    struct {
+        bool is_running;
+        uint64_t copies_left;                   /* that L3 lacks; new ones too */
+        uint64_t copies_written, bytes_written; /* of this drain, or the last */
+        uint64_t copies_failed; /* of the last: there when it began, and L3 did not take them */
+    } drain;
+    struct {
+        bool is_running;
+        uint64_t rate_bytes_per_s; /* 0: off */
+        /* Since the daemon's start. Skipped: too large for the buffers of a scrub. */
+        uint64_t checked_copies, checked_bytes, bad_copies, skipped_copies, rounds;
+    } scrub;
+};
+
 /* ---- stats ------------------------------------------------------------------------------------
  */
 
@@ -537,6 +567,7 @@ struct kvt_op {
         struct kvt_req_evict evict;
         struct kvt_req_reset reset;
         struct kvt_req_dump dump;
+        struct kvt_req_maintain maintain;
     } req;
     enum kvt_code code;
     char message[256]; /* when code is not OK: what is wrong and what to do */
@@ -550,6 +581,7 @@ struct kvt_op {
         struct kvt_ans_evict evict;
         struct kvt_ans_reset reset;
         struct kvt_ans_dump dump;
+        struct kvt_ans_maintain maintain;
         struct kvt_ans_stats stats;
         struct kvt_ans_health health;
     } ans;

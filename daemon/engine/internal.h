@@ -45,6 +45,8 @@
 #define KVT_ENGINE_SLICE 256u         /* leases, tickets' entries and timers worked off a turn */
 #define KVT_ENGINE_PATH_CHUNK 512u
 
+#define KVT_ENGINE_DRAINS_MAX 16u /* requests that wait for a drain */
+
 #define KVT_ENGINE_MAGIC 0x6b767465u
 #define KVT_SESSION_MAGIC 0x6b767373u
 #define KVT_RUN_MAGIC 0x6b767275u
@@ -279,6 +281,11 @@ struct eng_reset { /* a Reset whose epoch is not durable yet */
     uint64_t epoch;
 };
 
+struct eng_drain { /* a Maintain that waits for a drain */
+    struct kvt_op *op;
+    uint64_t answer_ns;
+};
+
 /* ---- the engine -------------------------------------------------------------------------------
  */
 
@@ -344,6 +351,8 @@ struct kvt_engine {
     struct eng_prefetch prefetch[KVT_ENGINE_PREFETCH_MAX];
     uint32_t prefetch_head, prefetch_count;
     struct eng_digest digests[KVT_ENGINE_DIGESTS];
+    struct eng_drain drains[KVT_ENGINE_DRAINS_MAX];
+    uint32_t drains_count;
     uint64_t counters[KVT_COUNTERS_COUNT];
 
     /* Unmapping regions costs milliseconds: a helper thread does it while kvt_engine_run runs. */
@@ -605,3 +614,9 @@ void eng_op_reset(struct kvt_engine *engine, struct kvt_op *op);
 void eng_op_dump(struct kvt_engine *engine, struct kvt_op *op);
 void eng_op_stats(struct kvt_engine *engine, struct kvt_op *op);
 void eng_op_health(struct kvt_engine *engine, struct kvt_op *op);
+
+/* op_maintain.c */
+void eng_op_maintain(struct kvt_engine *engine, struct kvt_op *op);
+void eng_maintain_slice(
+    struct kvt_engine *engine); /* answers drains that are over, or have to be */
+uint64_t eng_maintain_next_ns(const struct kvt_engine *engine);

@@ -180,6 +180,7 @@ int kvt_store_new(struct kvt_store **ret_store, const struct kvt_store_config *c
         kvt_store_free(store);
         return kvt_trace(r);
     }
+    kvt_store_scrub_start(store, config->scrub_bytes_per_s);
     *ret_store = store;
     return 0;
 }
@@ -327,6 +328,8 @@ bool kvt_store_turn(struct kvt_store *store, uint64_t now_ns, uint32_t budget_bl
     kvt_store_reclaim_turn(store);
     is_more |= kvt_store_evict_ahead(store, budget_blocks) == budget_blocks;
     is_more |= kvt_store_write_through(store, budget_blocks) == budget_blocks;
+    is_more |= kvt_store_save_turn(store, budget_blocks);
+    is_more |= kvt_store_scrub_turn(store, budget_blocks);
     for (uint32_t tier = 0; tier < KVT_TIERS_COUNT; tier++)
         kvt_store_submit_pending(store, tier);
     is_more |= store->is_reap_left;
@@ -350,6 +353,8 @@ uint64_t kvt_store_next_ns(const struct kvt_store *store)
     }
     if (store->through_count > 0)
         next_ns = KVT_MIN(next_ns, kvt_time_add(store->now_ns, 10 * KVT_NS_PER_MS));
+    next_ns = KVT_MIN(next_ns, kvt_store_save_next_ns(store));
+    next_ns = KVT_MIN(next_ns, kvt_store_scrub_next_ns(store));
     if (store->is_reap_left || (store->is_woken && store->queued[0] + store->queued[1] > 0))
         return store->now_ns;
     next_ns = KVT_MIN(next_ns, kvt_store_index_next_ns(store));

@@ -64,6 +64,7 @@ struct kvt_store_config {
     uint64_t promote_inflight_bytes_max;       /* 0: an eighth of L2 */
     uint64_t transfer_deadline_ns;             /* of transfers between tiers; 0: 30 s */
     bool is_verify_l2_always;                  /* check slots each time they leave L2 */
+    uint64_t scrub_bytes_per_s;                /* the scrubber's pace from the start; 0: off */
     uint64_t (*real_ns)(void); /* CLOCK_REALTIME, for slot headers; NULL: kvt_clock_real_ns */
     /* L3 that outlives the daemon; all of it empty: it does not. The tree has tags then, and tells
      * kvt_store_block_gone. */
@@ -203,6 +204,27 @@ uint64_t kvt_store_next_ns(const struct kvt_store *store);
 /* A planned stop: from now on nothing new is claimed or raised; dirty L2 copies go to L3 as fast as
  * it takes them. true when nothing dirty is left or nothing can be written any more. */
 bool kvt_store_drain(struct kvt_store *store, uint64_t now_ns);
+/* What L3 lacks now is written to it in the background, whatever the write policy says; what is in
+ * L1 alone as well. Nothing is refused meanwhile. Running already, or no L3 in service: nothing. */
+void kvt_store_save_start(struct kvt_store *store);
+/* Reads what is on L3 at that rate to find rot, round after round; 0: no more. */
+void kvt_store_scrub_start(struct kvt_store *store, uint64_t bytes_per_s);
+struct kvt_store_upkeep {
+    struct {
+        bool is_running;
+        uint64_t copies_left;                   /* that L3 lacks now */
+        uint64_t copies_written, bytes_written; /* of the last one */
+        uint64_t copies_failed; /* were there when it began, and L3 did not take them */
+    } save;
+    struct { /* since the start of the store */
+        uint64_t bytes_per_s;
+        uint64_t checked_copies, checked_bytes, bad_copies;
+        uint64_t skipped_copies; /* too large for a bounce slot */
+        uint64_t rounds;
+    } scrub;
+};
+void kvt_store_upkeep(const struct kvt_store *store, struct kvt_store_upkeep *ret_upkeep);
+
 /* ---- L3's index ------------------------------------------------------------------------------ */
 
 /* While the index of some device is still being read: what is on L3 may be missing in the tree. */

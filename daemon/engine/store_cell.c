@@ -140,6 +140,7 @@ void kvt_store_set_state(struct kvt_store *store, struct cell *cell, uint32_t ti
     struct store_tier *at = &store->tiers[tier];
     enum copy_state was = cell->copies[tier].state;
     struct store_component *component = kvt_store_component(store, cell);
+    bool was_unsaved = kvt_store_is_unsaved(cell);
 
     at->count[was]--;
     at->count[state]++;
@@ -152,6 +153,8 @@ void kvt_store_set_state(struct kvt_store *store, struct cell *cell, uint32_t ti
     if (state == COPY_DRAINING)
         at->class_of[class_of(store, cell, tier)].draining_slots += component->shards;
     cell->copies[tier].state = (uint16_t)(state & 7u);
+    store->unsaved += kvt_store_is_unsaved(cell);
+    store->unsaved -= was_unsaved;
 }
 
 void kvt_store_pin(struct kvt_store *store, struct cell *cell, uint32_t tier)

@@ -78,7 +78,7 @@ void kvt_store_stats(const struct kvt_store *store, struct kvt_store_stats *ret_
 struct recount {
     uint64_t count[KVT_TIERS_COUNT][COPY_STATES];
     uint64_t pinned[KVT_TIERS_COUNT], slots[KVT_TIERS_COUNT];
-    uint64_t cells, claimed, records;
+    uint64_t cells, claimed, records, unsaved;
     uint64_t bits[KVT_RADIX_BITS];
     uint32_t *pins; /* a cell and tier; counted from the moves, then taken off */
     const char *why;
@@ -170,6 +170,7 @@ static bool check_cell(struct kvt_store *store, struct recount *recount, struct 
     recount->cells++;
     recount->records += 1 + kvt_store_component(store, cell)->shards / 2;
     recount->claimed += cell->is_claimed;
+    recount->unsaved += kvt_store_is_unsaved(cell);
     if (cell->is_orphan && cell->is_claimed)
         return fail(recount, "a claimed orphan");
     for (uint32_t tier = 0; tier < KVT_TIERS_COUNT; tier++) {
@@ -205,6 +206,8 @@ static bool check_totals(const struct kvt_store *store, struct recount *recount)
         return fail(recount, "cells in use differ from their count");
     if (recount->claimed != store->claimed)
         return fail(recount, "claimed cells differ from their count");
+    if (recount->unsaved != store->unsaved)
+        return fail(recount, "cells that L3 lacks differ from their count");
     for (uint32_t tier = 0; tier < KVT_TIERS_COUNT; tier++) {
         const struct store_tier *at = &store->tiers[tier];
 

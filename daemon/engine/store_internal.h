@@ -105,6 +105,8 @@ struct move {
     bool is_background;
     bool is_evict;      /* the source goes when it is over */
     bool is_bounce_out; /* BOUNCE: the second transfer */
+    bool is_scrub;      /* BOUNCE: there is no second one, and no job */
+    bool is_save;       /* COPY: of store_save.c */
     uint8_t reason;     /* enum kvt_store_drop_reason when is_evict */
     uint32_t cell;      /* index, 0: none */
     uint32_t next;      /* in its cell's list, or the next free move */
@@ -222,6 +224,23 @@ struct store_load {               /* see store_load.c */
     uint64_t blocks, copies, dropped;
 };
 
+struct store_save { /* see store_save.c */
+    bool is_running, has_started;
+    uint32_t at, inflight, rounds;
+    uint64_t waits_since_ns; /* 0: it does not wait for a copy */
+    uint64_t moves_left;
+    uint64_t content_end; /* above what was there when it began */
+    uint64_t round_left;  /* of that, what this round did not begin to save */
+    uint64_t copies_written, bytes_written, copies_failed;
+};
+
+struct store_scrub {      /* see store_scrub.c */
+    uint64_t bytes_per_s; /* 0: off */
+    uint32_t at, shard, inflight;
+    uint64_t next_ns, round_start_ns;
+    uint64_t checked_copies, checked_bytes, bad_copies, skipped_copies, rounds;
+};
+
 struct kvt_store {
     uint32_t magic;
     struct kvt_store_config config;
@@ -277,6 +296,9 @@ struct kvt_store {
     uint32_t through_head, through_count;
     uint32_t drain_at;
     bool is_draining, is_reap_left;
+    uint64_t unsaved; /* cells that L3 lacks: kvt_store_is_unsaved */
+    struct store_save save;
+    struct store_scrub scrub;
 
     struct lost *lost;
     uint64_t now_ns;
@@ -402,7 +424,7 @@ enum start {
 struct move *kvt_store_find_copy(struct kvt_store *store, const struct cell *cell, uint32_t dst);
 struct copy_options {
     uint32_t src, dst;
-    bool is_background, is_evict;
+    bool is_background, is_evict, is_save;
     enum kvt_store_drop_reason reason;
     uint64_t budget_bytes;
 };
@@ -412,6 +434,7 @@ enum start kvt_store_start_fill(struct kvt_store *store, struct cell *cell, uint
                                 uint32_t shard, struct kvt_job *job);
 enum start kvt_store_start_read(struct kvt_store *store, struct cell *cell, uint32_t tier,
                                 uint32_t shard, struct kvt_job *job);
+/* @job NULL: the scrubber's. */
 enum start kvt_store_start_bounce(struct kvt_store *store, struct cell *cell, uint32_t shard,
                                   struct kvt_job *job);
 enum start kvt_store_start_flush(struct kvt_store *store, struct kvt_job *job);
@@ -422,6 +445,17 @@ uint32_t kvt_store_reap(struct kvt_store *store, uint32_t budget);
 bool kvt_store_has_xfers(const struct kvt_store *store, uint32_t count, bool is_background);
 KVT_MUST_USE int kvt_store_xfers_init(struct kvt_store *store, uint32_t count);
 void kvt_store_xfers_deinit(struct kvt_store *store);
+
+/* ---- store_save.c, store_scrub.c ---- */
+/* It has a copy above L3 and none there. */
+bool kvt_store_is_unsaved(const struct cell *cell);
+bool kvt_store_save_turn(struct kvt_store *store, uint32_t budget);
+uint64_t kvt_store_save_next_ns(const struct kvt_store *store);
+/* A move of it ended; bytes 0: it failed. The cell may be another one by now. */
+void kvt_store_saved(struct kvt_store *store, uint32_t cell, uint32_t dst, uint64_t bytes);
+bool kvt_store_scrub_turn(struct kvt_store *store, uint32_t budget);
+uint64_t kvt_store_scrub_next_ns(const struct kvt_store *store);
+void kvt_store_scrubbed(struct kvt_store *store, const struct move *move, bool is_last_shard);
 
 /* ---- store_job.c ---- */
 /* Tries to get on with a job that is in no list. */

@@ -212,6 +212,7 @@ static struct move *copy_begin(struct kvt_store *store, struct cell *cell,
     move->dst = (uint8_t)options->dst;
     move->is_background = options->is_background;
     move->is_evict = options->is_evict;
+    move->is_save = options->is_save;
     move->reason = (uint8_t)options->reason;
     move->cell = kvt_store_cell_idx(store, cell);
     move->shards_left = component->shards;
@@ -358,14 +359,17 @@ enum start kvt_store_start_bounce(struct kvt_store *store, struct cell *cell, ui
                                   struct kvt_job *job)
 {
     const struct store_component *component = kvt_store_component(store, cell);
+    bool is_background = job == NULL || job->is_background;
     struct move *move, probe = {0};
     struct xfer *xfer;
 
-    if (cell->copies[KVT_TIER_DISK].pins == CELL_PINS_MAX || !kvt_store_has_xfers(store, 1, false))
+    if (cell->copies[KVT_TIER_DISK].pins == CELL_PINS_MAX ||
+        !kvt_store_has_xfers(store, 1, job == NULL))
         return START_WAIT;
     if (!bounce_take(store, component->slot_bytes, &probe))
         return store->bounce_used != 0 ? START_WAIT : START_NONE;
     move = move_new(store, MOVE_BOUNCE, job);
+    move->is_scrub = job == NULL;
     move->src = KVT_TIER_DISK;
     move->dst = KVT_TIER_HOST;
     move->cell = kvt_store_cell_idx(store, cell);
@@ -379,9 +383,13 @@ enum start kvt_store_start_bounce(struct kvt_store *store, struct cell *cell, ui
     identify(store, xfer, cell, shard);
     xfer->base.src = place_in(store, cell, KVT_TIER_DISK, shard);
     xfer->base.dst = (struct kvt_place){KVT_PLACE_HOST, move->bounce_offset_bytes, {0}};
-    xfer->base.deadline_ns = job->deadline_ns;
+    xfer->base.deadline_ns = job != NULL
+                                 ? job->deadline_ns
+                                 : kvt_time_add(store->now_ns, store->config.transfer_deadline_ns);
     kvt_store_pin(store, cell, KVT_TIER_DISK);
-    enqueue(store, xfer, KVT_TIER_DISK, KVT_TIER_HOST, job->is_background);
+    enqueue(store, xfer, KVT_TIER_DISK, KVT_TIER_HOST, is_background);
+    if (job == NULL)
+        return START_DONE;
     job->xfer = move;
     job->state = JOB_RUNNING;
     store->running++;
@@ -528,6 +536,9 @@ static void copy_settle(struct kvt_store *store, struct move *move)
 
 static void copy_finish(struct kvt_store *store, struct move *move)
 {
+    uint32_t cell = move->cell, dst = move->dst;
+    uint64_t bytes = move->bytes;
+    bool is_save = move->is_save;
     struct kvt_list waiters;
     int status = move->status;
 
@@ -541,6 +552,8 @@ static void copy_finish(struct kvt_store *store, struct move *move)
         kvt_list_push_back(&waiters, link);
     }
     move_free(store, move);
+    if (is_save)
+        kvt_store_saved(store, cell, dst, status == 0 ? bytes : 0);
     while (!kvt_list_is_empty(&waiters)) {
         struct kvt_job *job = KVT_CONTAINER_OF(waiters.next, struct kvt_job, link);
 
@@ -607,6 +620,9 @@ static bool bounce_finish(struct kvt_store *store, struct move *move, struct xfe
     if (!move->is_bounce_out) {
         struct cell *cell = &store->cells[move->cell];
 
+        if (move->is_scrub)
+            kvt_store_scrubbed(store, move,
+                               move->shard + 1 == kvt_store_component(store, cell)->shards);
         if (is_source_bad(move))
             kvt_store_let_go(store, cell, KVT_TIER_DISK, KVT_DROP_BAD);
         kvt_store_unpin(store, cell, KVT_TIER_DISK);

@@ -19,6 +19,7 @@ static const handler_fn handlers[KVT_OP_KINDS] = {
     [KVT_OP_STATS] = eng_op_stats,
     [KVT_OP_DUMP] = eng_op_dump,
     [KVT_OP_HEALTH] = eng_op_health,
+    [KVT_OP_MAINTAIN] = eng_op_maintain,
 };
 
 /* What a request costs this turn, in tokens compared or as much. */
@@ -176,6 +177,7 @@ bool kvt_engine_turn(struct kvt_engine *engine, uint64_t now_ns)
     has_more |= eng_leases_slice(engine);
     has_more |= eng_tickets_slice(engine);
     has_more |= eng_prefetch_slice(engine);
+    eng_maintain_slice(engine);
     has_more |= eng_runs_pump(engine);
     if (engine->has_submitted) { /* hand what was submitted to the tiers before sleeping */
         engine->has_submitted = false;
@@ -190,7 +192,8 @@ uint64_t kvt_engine_next_ns(const struct kvt_engine *engine)
     uint64_t next_ns = KVT_MIN(eng_heap_next_ns(&engine->heap), kvt_store_next_ns(engine->store));
 
     next_ns = KVT_MIN(next_ns, eng_parked_next_ns(engine));
-    return KVT_MIN(next_ns, eng_resets_next_ns(engine));
+    next_ns = KVT_MIN(next_ns, eng_resets_next_ns(engine));
+    return KVT_MIN(next_ns, eng_maintain_next_ns(engine));
 }
 
 /* ---- the thread -------------------------------------------------------------------------------

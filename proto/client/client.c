@@ -43,6 +43,7 @@ static const char *const paths[KVT_OP_KINDS] = {
     [KVT_OP_RESET] = "/kvtier.v1.KvTierAdmin/Reset",
     [KVT_OP_STATS] = "/kvtier.v1.KvTier/Stats",
     [KVT_OP_DUMP] = "/kvtier.v1.KvTierAdmin/Dump",
+    [KVT_OP_MAINTAIN] = "/kvtier.v1.KvTierAdmin/Maintain",
     [KVT_OP_HEALTH] = "/grpc.health.v1.Health/Check",
 };
 

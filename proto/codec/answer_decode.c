@@ -201,6 +201,27 @@ static int decode_reset(struct kvt_op *op, const uint8_t *at, size_t bytes)
     return 0;
 }
 
+static int decode_maintain(struct kvt_op *op, const uint8_t *at, size_t bytes)
+{
+    struct kvt_ans_maintain *ans = &op->ans.maintain;
+    Kvtier__V1__MaintainAnswer *in;
+
+    KVT_CODEC_TRY(kvt_codec_unpack(op, &kvtier__v1__maintain_answer__descriptor, at, bytes, &in));
+    ans->drain.is_running = in->is_draining != 0;
+    ans->drain.copies_left = in->copies_left;
+    ans->drain.copies_written = in->copies_written;
+    ans->drain.bytes_written = in->bytes_written;
+    ans->drain.copies_failed = in->copies_failed;
+    ans->scrub.is_running = in->scrub_rate_bytes_per_s != 0;
+    ans->scrub.rate_bytes_per_s = in->scrub_rate_bytes_per_s;
+    ans->scrub.checked_copies = in->checked_copies;
+    ans->scrub.checked_bytes = in->checked_bytes;
+    ans->scrub.bad_copies = in->bad_copies;
+    ans->scrub.skipped_copies = in->skipped_copies;
+    ans->scrub.rounds = in->rounds;
+    return 0;
+}
+
 int kvt_codec_decode_answer(struct kvt_op *op, const uint8_t *at, size_t bytes)
 {
     static int (*const decoders[KVT_OP_KINDS])(struct kvt_op *, const uint8_t *, size_t) = {
@@ -216,6 +237,7 @@ int kvt_codec_decode_answer(struct kvt_op *op, const uint8_t *at, size_t bytes)
         [KVT_OP_RESET] = decode_reset,
         [KVT_OP_STATS] = kvt_codec_decode_stats,
         [KVT_OP_DUMP] = kvt_codec_decode_dump,
+        [KVT_OP_MAINTAIN] = decode_maintain,
     };
 
     KVT_ASSERT((unsigned)op->kind < KVT_OP_KINDS && decoders[op->kind] != NULL);

@@ -194,6 +194,28 @@ static ProtobufCMessage *encode_reset(struct kvt_op *op)
     return &out->base;
 }
 
+static ProtobufCMessage *encode_maintain(struct kvt_op *op)
+{
+    const struct kvt_ans_maintain *ans = &op->ans.maintain;
+    Kvtier__V1__MaintainAnswer *out = kvt_arena_alloc(op->arena, sizeof(*out));
+
+    if (out == NULL)
+        return NULL;
+    kvtier__v1__maintain_answer__init(out);
+    out->is_draining = ans->drain.is_running;
+    out->copies_left = ans->drain.copies_left;
+    out->copies_written = ans->drain.copies_written;
+    out->bytes_written = ans->drain.bytes_written;
+    out->copies_failed = ans->drain.copies_failed;
+    out->scrub_rate_bytes_per_s = ans->scrub.rate_bytes_per_s;
+    out->checked_copies = ans->scrub.checked_copies;
+    out->checked_bytes = ans->scrub.checked_bytes;
+    out->bad_copies = ans->scrub.bad_copies;
+    out->skipped_copies = ans->scrub.skipped_copies;
+    out->rounds = ans->scrub.rounds;
+    return &out->base;
+}
+
 int kvt_codec_encode_answer(struct kvt_op *op, struct kvt_codec_message *ret_message)
 {
     static ProtobufCMessage *(*const encoders[KVT_OP_KINDS])(struct kvt_op *) = {
@@ -209,6 +231,7 @@ int kvt_codec_encode_answer(struct kvt_op *op, struct kvt_codec_message *ret_mes
         [KVT_OP_RESET] = encode_reset,
         [KVT_OP_STATS] = kvt_codec_encode_stats,
         [KVT_OP_DUMP] = kvt_codec_encode_dump,
+        [KVT_OP_MAINTAIN] = encode_maintain,
     };
     ProtobufCMessage *message;
 

@@ -425,6 +425,19 @@ static int decode_stats(struct kvt_op *op, const uint8_t *at, size_t bytes)
     return kvt_codec_unpack(op, &kvtier__v1__stats_request__descriptor, at, bytes, &in);
 }
 
+static int decode_maintain(struct kvt_op *op, const uint8_t *at, size_t bytes)
+{
+    struct kvt_req_maintain *req = &op->req.maintain;
+    Kvtier__V1__MaintainRequest *in;
+
+    KVT_CODEC_TRY(kvt_codec_unpack(op, &kvtier__v1__maintain_request__descriptor, at, bytes, &in));
+    KVT_CODEC_TRY(
+        kvt_codec_take_count(op, (uint64_t)in->action, "action", 0, KVT_MAINTAIN_SCRUB_STOP));
+    req->action = (enum kvt_maintain_action)in->action;
+    req->rate_bytes_per_s = in->rate_bytes_per_s;
+    return 0;
+}
+
 int kvt_codec_decode_kind(struct kvt_op *op, const uint8_t *at, size_t bytes)
 {
     static int (*const decoders[KVT_OP_KINDS])(struct kvt_op *, const uint8_t *, size_t) = {
@@ -440,6 +453,7 @@ int kvt_codec_decode_kind(struct kvt_op *op, const uint8_t *at, size_t bytes)
         [KVT_OP_RESET] = decode_reset,
         [KVT_OP_STATS] = decode_stats,
         [KVT_OP_DUMP] = decode_dump,
+        [KVT_OP_MAINTAIN] = decode_maintain,
     };
 
     KVT_ASSERT((unsigned)op->kind < KVT_OP_KINDS && decoders[op->kind] != NULL);

@@ -339,6 +339,18 @@ static ProtobufCMessage *encode_dump(struct kvt_op *op)
     return &out->base;
 }
 
+static ProtobufCMessage *encode_maintain(struct kvt_op *op)
+{
+    Kvtier__V1__MaintainRequest *out = kvt_arena_alloc(op->arena, sizeof(*out));
+
+    if (out == NULL)
+        return NULL;
+    kvtier__v1__maintain_request__init(out);
+    out->action = (Kvtier__V1__MaintainAction)op->req.maintain.action;
+    out->rate_bytes_per_s = op->req.maintain.rate_bytes_per_s;
+    return &out->base;
+}
+
 int kvt_codec_encode_request(struct kvt_op *op, struct kvt_codec_message *ret_message)
 {
     static const encode_fn encoders[KVT_OP_KINDS] = {
@@ -354,6 +366,7 @@ int kvt_codec_encode_request(struct kvt_op *op, struct kvt_codec_message *ret_me
         [KVT_OP_RESET] = encode_reset,
         [KVT_OP_STATS] = encode_stats,
         [KVT_OP_DUMP] = encode_dump,
+        [KVT_OP_MAINTAIN] = encode_maintain,
     };
     ProtobufCMessage *message;
 

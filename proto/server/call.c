@@ -36,6 +36,7 @@ const struct kvt_method kvt_methods[KVT_METHODS] = {
     {ADMIN "Evict", KVT_METHOD_UNARY, KVT_OP_EVICT, true},
     {ADMIN "Reset", KVT_METHOD_UNARY, KVT_OP_RESET, true},
     {ADMIN "Dump", KVT_METHOD_UNARY, KVT_OP_DUMP, true},
+    {ADMIN "Maintain", KVT_METHOD_UNARY, KVT_OP_MAINTAIN, true},
     {"/grpc.health.v1.Health/Check", KVT_METHOD_HEALTH_CHECK, KVT_OP_HEALTH, false},
     {"/grpc.health.v1.Health/Watch", KVT_METHOD_HEALTH_WATCH, KVT_OP_HEALTH, false},
     {NULL, KVT_METHOD_UNKNOWN, KVT_OP_HEALTH, false},

@@ -58,7 +58,7 @@ struct kvt_method {
     enum kvt_op_kind kind;
     bool is_admin;
 };
-#define KVT_METHODS 17u
+#define KVT_METHODS 18u
 extern const struct kvt_method kvt_methods[KVT_METHODS];
 
 struct kvt_peer {

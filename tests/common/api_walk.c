@@ -299,6 +299,10 @@ static void walk_request(struct api_walk *walk, struct kvt_op *op)
         U64("resume", &op->req.dump.resume);
         walk_u32(walk, "nodes_max", &op->req.dump.nodes_max, 1, 4096);
         break;
+    case KVT_OP_MAINTAIN:
+        walk_enum(walk, "action", &op->req.maintain.action, KVT_MAINTAIN_SCRUB_STOP);
+        U64("rate_bytes_per_s", &op->req.maintain.rate_bytes_per_s);
+        break;
     default: /* no fields */
         break;
     }

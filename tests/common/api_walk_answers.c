@@ -268,6 +268,25 @@ static void walk_ans_attach(struct api_walk *walk, struct kvt_ans_attach *ans)
     U64("ticket_ns_max", &ans->ticket_ns_max);
 }
 
+static void walk_ans_maintain(struct api_walk *walk, struct kvt_ans_maintain *ans)
+{
+    walk_bool(walk, "drain.is_running", &ans->drain.is_running);
+    U64("drain.copies_left", &ans->drain.copies_left);
+    U64("drain.copies_written", &ans->drain.copies_written);
+    U64("drain.bytes_written", &ans->drain.bytes_written);
+    U64("drain.copies_failed", &ans->drain.copies_failed);
+    U64("scrub.rate_bytes_per_s", &ans->scrub.rate_bytes_per_s);
+    if (walk->is_filling) /* one says the other */
+        ans->scrub.is_running = ans->scrub.rate_bytes_per_s != 0;
+    else
+        walk_note(walk, "scrub.is_running", &ans->scrub.is_running, 1);
+    U64("scrub.checked_copies", &ans->scrub.checked_copies);
+    U64("scrub.checked_bytes", &ans->scrub.checked_bytes);
+    U64("scrub.bad_copies", &ans->scrub.bad_copies);
+    U64("scrub.skipped_copies", &ans->scrub.skipped_copies);
+    U64("scrub.rounds", &ans->scrub.rounds);
+}
+
 void walk_answer(struct api_walk *walk, struct kvt_op *op)
 {
     switch (op->kind) {
@@ -309,6 +328,9 @@ void walk_answer(struct api_walk *walk, struct kvt_op *op)
         break;
     case KVT_OP_HEALTH:
         walk_bool(walk, "is_serving", &op->ans.health.is_serving);
+        break;
+    case KVT_OP_MAINTAIN:
+        walk_ans_maintain(walk, &op->ans.maintain);
         break;
     default: /* no fields */
         break;

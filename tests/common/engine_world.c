@@ -306,7 +306,8 @@ void call_begin(struct call *call, enum kvt_op_kind kind)
     kvt_arena_reset(&call->arena);
     memset(&call->op, 0, sizeof(call->op));
     call->op.kind = kind;
-    call->op.is_admin = kind == KVT_OP_EVICT || kind == KVT_OP_RESET || kind == KVT_OP_DUMP;
+    call->op.is_admin = kind == KVT_OP_EVICT || kind == KVT_OP_RESET || kind == KVT_OP_DUMP ||
+                        kind == KVT_OP_MAINTAIN;
     call->op.deadline_ns = call->world->now_ns + 10 * KVT_NS_PER_S;
     call->op.arena = &call->arena;
     call->op.done = on_done;

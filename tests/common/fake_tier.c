@@ -18,7 +18,7 @@ struct fake_tier {
     struct fake_tier_config config;
     uint8_t *memory; /* of device and disk */
     struct fake_xfer *xfers;
-    uint32_t count;
+    uint32_t count, spoiled;
     uint64_t random, now_ns, outage_end_ns, injected, bad_slots;
     bool is_faulty;
     struct kvt_tier_counters zones[KVT_ZONES_MAX];
@@ -143,6 +143,12 @@ static int run(struct fake_tier *tier, struct kvt_xfer *xfer, uint64_t start_ns)
         return -EIO;
     if ((xfer->flags & KVT_XFER_FLUSH) != 0)
         return KVT_XFER_DONE;
+    if (tier->spoiled > 0 && xfer->src.kind == KVT_PLACE_DISK) {
+        tier->spoiled--;
+        tier->injected++;
+        xfer->verdict = KVT_SLOT_BAD_PAYLOAD;
+        return KVT_XFER_BAD_SLOT;
+    }
     if (xfer->src.kind != KVT_PLACE_CLIENT && chance(tier, tier->config.bad_slot_rate)) {
         xfer->verdict = KVT_SLOT_BAD_PAYLOAD;
         return KVT_XFER_BAD_SLOT;
@@ -286,6 +292,12 @@ void fake_tier_set_faulty(struct fake_tier *tier, bool is_faulty)
     tier->is_faulty = is_faulty;
     if (!is_faulty)
         tier->outage_end_ns = 0;
+}
+
+void fake_tier_spoil(struct fake_tier *tier, uint32_t count)
+{
+    KVT_ASSERT(tier->config.id == KVT_TIER_DISK);
+    tier->spoiled = count;
 }
 
 uint64_t fake_tier_injected(const struct fake_tier *tier)

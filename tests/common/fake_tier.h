@@ -44,6 +44,9 @@ void fake_tier_set_zone_out(struct fake_tier *tier, uint32_t zone, bool is_out);
 uint8_t *fake_tier_memory(struct fake_tier *tier);
 uint64_t fake_tier_bad_slots(const struct fake_tier *tier); /* found by reading, not injected */
 uint64_t fake_tier_injected(const struct fake_tier *tier);  /* failures so far */
+/* The next @count transfers out of the disk find a slot that has rotted, whatever is_faulty says.
+ */
+void fake_tier_spoil(struct fake_tier *tier, uint32_t count);
 
 /* splitmix64: the tests' generator. */
 static inline uint64_t fake_random(uint64_t *state)

@@ -228,6 +228,9 @@ static void ask_other(struct sim *sim, struct agent *agent)
         agent->call.op.req.evict.prefix = world_prefix(&agent->call, agent->tag, 1 + below(sim, 8));
     } else if (which < 5) {
         call_begin(&agent->call, which == 3 ? KVT_OP_STATS : KVT_OP_DUMP);
+    } else if (which < 8) {
+        call_begin(&agent->call, KVT_OP_MAINTAIN);
+        agent->call.op.req.maintain.action = (enum kvt_maintain_action)below(sim, 4);
     } else {
         call_begin(&agent->call, KVT_OP_RELEASE);
         agent->call.op.req.release.session = agent->client.session;
@@ -341,6 +344,28 @@ static void step(struct sim *sim)
     world_turn(&sim->world);
 }
 
+/* No more upkeep: it has no end of its own. */
+static void rest(struct sim *sim)
+{
+    static const enum kvt_maintain_action actions[] = {KVT_MAINTAIN_SCRUB_STOP, KVT_MAINTAIN_DRAIN};
+    struct call call;
+
+    call_init(&call, &sim->world);
+    for (uint32_t i = 0; i < KVT_COUNT_OF(actions); i++) {
+        call_begin(&call, KVT_OP_MAINTAIN);
+        call.op.req.maintain.action = actions[i];
+        call_run(&call);
+        CHECK_CODE(&call.op, KVT_CODE_OK);
+        CHECK(!call.op.ans.maintain.scrub.is_running);
+    }
+    CHECK(!call.op.ans.maintain.drain.is_running);
+    printf("drains wrote %llu copies, scrubs read %llu and found %llu bad\n",
+           (unsigned long long)call.op.ans.maintain.drain.copies_written,
+           (unsigned long long)call.op.ans.maintain.scrub.checked_copies,
+           (unsigned long long)call.op.ans.maintain.scrub.bad_copies);
+    call_deinit(&call);
+}
+
 static uint64_t run(uint64_t seed, uint64_t steps)
 {
     const struct world_config config = {.seed = seed,
@@ -379,6 +404,7 @@ static uint64_t run(uint64_t seed, uint64_t steps)
             die(&sim, &sim.agents[i]);
         call_deinit(&sim.agents[i].call);
     }
+    rest(&sim);
     world_settle(&sim.world);
     world_check(&sim.world);
     kvt_engine_counts(sim.world.engine, &counts);
