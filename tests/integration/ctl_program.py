@@ -104,6 +104,35 @@ class Ctl(unittest.TestCase):
         code, _, err = self.ctl("tree", "--admin-socket", self.socket)
         self.assertEqual(code, 4, err)
 
+    def test_drain_and_scrub(self):
+        self.fill()
+        lacking = json.loads(self.ok("scrub", "status", "--json"))["drain"]["copies_left"]
+        self.assertGreater(lacking, 0)
+        drained = json.loads(self.ok("drain", "--json"))["drain"]
+        self.assertEqual((drained["is_running"], drained["copies_left"],
+                          drained["copies_failed"]), (False, 0, 0))
+        self.assertEqual(drained["copies_written"], lacking)
+        stats = json.loads(self.ok("stats", "--json"))
+        self.assertEqual(stats["tiers"][-1]["tier"], 3)
+        self.assertGreaterEqual(stats["tiers"][-1]["copies"], lacking)
+        self.assertIn("written   0 copies", self.ok("drain"))
+        self.assertIn("reads 100.0 MiB a second", self.ok("scrub", "start", "--rate", "100MiB"))
+        until = time.monotonic() + 60
+        while True:
+            scrub = json.loads(self.ok("scrub", "status", "--json"))["scrub"]
+            if scrub["rounds"] >= 2:
+                break
+            self.assertLess(time.monotonic(), until)
+            time.sleep(0.1)
+        self.assertGreaterEqual(scrub["checked_copies"], 2 * lacking)
+        self.assertEqual((scrub["bad_copies"], scrub["skipped_copies"]), (0, 0))
+        self.assertIn("scrubber  off", self.ok("scrub", "stop"))
+        # Not on the main socket.
+        for command in (["drain"], ["scrub", "status"]):
+            self.assertEqual(self.ctl(*command, "--admin-socket", self.socket)[0], 4)
+        self.daemon.send_signal(signal.SIGTERM)
+        self.assertEqual(self.daemon.wait(60), 0)
+
     def test_doctor_and_no_daemon(self):
         code, out, _ = self.ctl("doctor", "--json")
         findings = json.loads(out)["findings"]

@@ -76,6 +76,15 @@ static void test_options_before_and_after(void **state)
     assert_int_equal(args.tiers, KVT_TIER_BIT_L1 | KVT_TIER_BIT_L3);
     assert_int_equal(args.limit_tokens, 64);
     assert_string_equal(args.ns_prefix, "aB");
+    assert_int_equal(parse(&args, "drain", said), KVT_CTL_OK);
+    assert_true(args.wait_ns == UINT64_MAX && args.operands_count == 0);
+    assert_int_equal(parse(&args, "drain --wait 90", said), KVT_CTL_OK);
+    assert_int_equal(args.wait_ns, 90 * KVT_NS_PER_S);
+    assert_int_equal(parse(&args, "scrub --rate 1.5MiB start --json", said), KVT_CTL_OK);
+    assert_int_equal(args.command, KVT_CTL_SCRUB);
+    assert_int_equal(args.rate_bytes_per_s, 1536 * KVT_KIB);
+    assert_true(args.operands_count == 1 && args.is_json);
+    assert_string_equal(args.operands[0], "start");
 }
 
 static void test_usage_errors(void **state)
@@ -104,6 +113,15 @@ static void test_usage_errors(void **state)
         {"evict --all --tokens 1", "no tokens"},
         {"tree --nodes 0", "does not take"},
         {"stats --color blue", "does not take"},
+        {"scrub", "scrub needs start|stop|status"},
+        {"scrub sta", "'sta' is not one of start|stop|status"},
+        {"scrub start|stop", "is not one of"},
+        {"scrub start now", "takes no argument 'now'"},
+        {"scrub start --rate 64M", "does not take '64M'"},
+        {"scrub start --rate 0", "does not take '0'"},
+        {"scrub stop --rate 1MiB", "--rate is for 'scrub start'"},
+        {"drain now", "takes no argument 'now'"},
+        {"drain --wait 0", "does not take '0'"},
     };
 
     (void)state;

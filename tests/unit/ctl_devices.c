@@ -157,6 +157,52 @@ static void test_health(void **state)
     assert_false(kvt_ctl_is_degraded(&stats));
 }
 
+static void test_maintain_pages(void **state)
+{
+    struct kvt_ans_maintain answer = {
+        .drain = {.copies_written = 1200, .bytes_written = 3 << 20, .copies_left = 7},
+        .scrub = {.checked_copies = 5000, .checked_bytes = 1 << 20, .rounds = 2},
+    };
+    struct page page;
+
+    (void)state;
+    page_open(&page);
+    kvt_ctl_view_drain(&page.view, &answer);
+    page_expect(&page, "written   1,200 copies, 3.0 MiB\n"
+                       "lacking   7 copies now: some were stored since it began\n");
+    answer.drain.copies_failed = 7;
+    page_open(&page);
+    kvt_ctl_view_drain(&page.view, &answer);
+    page_expect(&page, "written   1,200 copies, 3.0 MiB\n"
+                       "failed    7 copies: L3 had no room for them, or is out of service "
+                       "(kvtier-ctl stats)\n"
+                       "lacking   7 copies now\n");
+    page_open(&page);
+    kvt_ctl_view_scrub(&page.view, &answer);
+    page_expect(&page, "scrubber  off\n"
+                       "checked   5,000 copies, 1.0 MiB, in 2 whole rounds\n"
+                       "bad       0\n");
+    answer.scrub.is_running = true;
+    answer.scrub.rate_bytes_per_s = 64 << 20;
+    answer.scrub.bad_copies = 2;
+    answer.scrub.skipped_copies = 1;
+    page_open(&page);
+    kvt_ctl_view_scrub(&page.view, &answer);
+    page_expect(&page, "scrubber  reads 64.0 MiB a second\n"
+                       "checked   5,000 copies, 1.0 MiB, in 2 whole rounds\n"
+                       "bad       2, dropped: each is a miss from now on\n"
+                       "skipped   1 copies that are too large for its buffers: give L2 more\n");
+    page_open(&page);
+    kvt_ctl_json_maintain(page.view.out, &answer);
+    page_expect(&page, "{\n  \"drain\": {\n    \"is_running\": false,\n    \"copies_left\": 7,\n"
+                       "    \"copies_written\": 1200,\n    \"bytes_written\": 3145728,\n"
+                       "    \"copies_failed\": 7\n  },\n  \"scrub\": {\n"
+                       "    \"is_running\": true,\n    \"rate_bytes_per_s\": 67108864,\n"
+                       "    \"checked_copies\": 5000,\n    \"checked_bytes\": 1048576,\n"
+                       "    \"bad_copies\": 2,\n    \"skipped_copies\": 1,\n    \"rounds\": 2\n"
+                       "  }\n}\n");
+}
+
 /* The worst of what is found, and whether somebody says so. */
 static enum kvt_ctl_level judge(const struct kvt_ans_stats *stats, const char *says)
 {
@@ -252,8 +298,9 @@ static void test_places(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_page),   cmocka_unit_test(test_json),   cmocka_unit_test(test_health),
-        cmocka_unit_test(test_doctor), cmocka_unit_test(test_places),
+        cmocka_unit_test(test_page),   cmocka_unit_test(test_json),
+        cmocka_unit_test(test_health), cmocka_unit_test(test_doctor),
+        cmocka_unit_test(test_places), cmocka_unit_test(test_maintain_pages),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/size.h"
 #include "tools/kvtier-ctl/commands.h"
 
 static int usage(FILE *err, const char *format, const char *a, const char *b)
@@ -191,6 +192,10 @@ static bool set_value(struct kvt_ctl_args *args, enum kvt_ctl_option_id id, cons
         return true;
     case KVT_CTL_OPT_CONFIG:
         return set_text(&args->config_path, value);
+    case KVT_CTL_OPT_WAIT:
+        return parse_seconds(value, &args->wait_ns);
+    case KVT_CTL_OPT_RATE:
+        return kvt_size_parse(value, &args->rate_bytes_per_s) == 0 && args->rate_bytes_per_s > 0;
     default:
         return false;
     }
@@ -230,11 +235,44 @@ static int parse_option(struct kvt_ctl_args *args, int argc, char *const argv[],
     return KVT_CTL_OK;
 }
 
+/* Is @word one of "start|stop|status"? */
+static bool is_choice(const char *choices, const char *word)
+{
+    size_t bytes = strlen(word);
+
+    for (const char *at = choices; *at != '\0'; at += strspn(at, "|")) {
+        size_t length = strcspn(at, "|");
+
+        if (length == bytes && memcmp(at, word, bytes) == 0)
+            return true;
+        at += length;
+    }
+    return false;
+}
+
+/* A word behind the command. */
+static int parse_operand(struct kvt_ctl_args *args, const char *word, FILE *err)
+{
+    const char *wanted = kvt_ctl_command_operand(args->command, args->operands_count);
+
+    if (wanted == NULL)
+        return usage(err, "%s takes no argument '%s'", kvt_ctl_command_name(args->command), word);
+    if (strchr(wanted, '|') != NULL && !is_choice(wanted, word))
+        return usage(err, "'%s' is not one of %s", word, wanted);
+    args->operands[args->operands_count++] = word;
+    return KVT_CTL_OK;
+}
+
 /* What the command needs beyond the single options. */
 static int check_whole(const struct kvt_ctl_args *args, FILE *err)
 {
     bool has_tokens = args->tokens != NULL || args->tokens_file != NULL;
+    const char *missing = kvt_ctl_command_operand(args->command, args->operands_count);
 
+    if (missing != NULL)
+        return usage(err, "%s needs %s", kvt_ctl_command_name(args->command), missing);
+    if (args->rate_bytes_per_s != 0 && strcmp(args->operands[0], "start") != 0)
+        return usage(err, "%s", "--rate is for 'scrub start'", "");
     if (args->tokens != NULL && args->tokens_file != NULL)
         return usage(err, "%s", "give --tokens or --tokens-file, not both", "");
     if ((args->command == KVT_CTL_LOOKUP || args->command == KVT_CTL_EXPLAIN) && !has_tokens)
@@ -290,7 +328,8 @@ int kvt_ctl_args_parse(struct kvt_ctl_args *ret_args, int argc, char *const argv
                                       .tiers = KVT_TIER_BITS_ALL,
                                       .depth_max = 16,
                                       .depth_blocks_max = UINT64_MAX,
-                                      .nodes_max = 1000};
+                                      .nodes_max = 1000,
+                                      .wait_ns = UINT64_MAX};
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "-h") == 0) {
             ret_args->is_help = true;
@@ -303,8 +342,9 @@ int kvt_ctl_args_parse(struct kvt_ctl_args *ret_args, int argc, char *const argv
             if (ret_args->command == KVT_CTL_COMMANDS)
                 return usage(err, "unknown command '%s'", argv[i], "");
         } else {
-            return usage(err, "%s takes no argument '%s'", kvt_ctl_command_name(ret_args->command),
-                         argv[i]);
+            r = parse_operand(ret_args, argv[i], err);
+            if (r != KVT_CTL_OK)
+                return r;
         }
     }
     if (ret_args->is_help || ret_args->is_version)

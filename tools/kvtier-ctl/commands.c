@@ -38,6 +38,9 @@ static const struct kvt_ctl_option options[KVT_CTL_OPTIONS] = {
     {KVT_CTL_OPT_STRICT, "strict", NULL, false, "degraded is unhealthy: exit 1"},
     {KVT_CTL_OPT_CONFIG, "config", "FILE", false,
      "sizes and paths from this configuration (else from the running daemon)"},
+    {KVT_CTL_OPT_WAIT, "wait", "SECONDS", false, "at most so long (until it is done)"},
+    {KVT_CTL_OPT_RATE, "rate", "SIZE", false,
+     "bytes a second, with unit: 64MiB (tiers.l3.scrub_rate, else 64MiB)"},
 };
 
 static const struct command {
@@ -45,6 +48,7 @@ static const struct command {
     const char *summary;
     uint64_t options;
     const char *text;
+    const char *operands[KVT_CTL_OPERANDS_MAX];
 } commands[KVT_CTL_COMMANDS] = {
     [KVT_CTL_STATS] = {"stats", "what the cache holds and does", COMMON | BIT(WATCH) | BIT(ROUNDS),
                        "Tiers (room, copies, hits, evictions, bytes, errors), the index, sessions, "
@@ -74,6 +78,19 @@ static const struct command {
                        COMMON | BIT(NAMESPACE) | BIT(YES),
                        "Nothing stored before is served again, whatever is still in flight. "
                        "Asks first; on no\nterminal it needs --yes.\n"},
+    [KVT_CTL_DRAIN] = {"drain", "write to L3 what it lacks, before a stop (admin)",
+                       COMMON | BIT(WAIT),
+                       "What is in L1 and L2 alone goes to L3, beside all other work, whatever "
+                       "the write policy\nsays: the stop that follows has nothing left to do. It "
+                       "goes on when this command is\ninterrupted. Exit 1 when L3 did not "
+                       "take all.\n"},
+    [KVT_CTL_SCRUB] = {"scrub",
+                       "read L3 in the background to find rot (admin)",
+                       COMMON | BIT(RATE),
+                       "start begins (or changes the rate), stop ends, status shows what was "
+                       "found since the\ndaemon's start. A bad copy is dropped: a miss, before "
+                       "anybody waited for it. Exit 1\nwhen some were bad.\n",
+                       {"start|stop|status"}},
     [KVT_CTL_HEALTH] = {"health", "is it serving? (for probes)", COMMON | BIT(STRICT),
                         "Exit 0 serving, 1 not serving (or degraded, with --strict), 3 no "
                         "daemon.\n"},
@@ -112,6 +129,12 @@ const char *kvt_ctl_command_name(enum kvt_ctl_command_id command)
     return commands[command].name;
 }
 
+const char *kvt_ctl_command_operand(enum kvt_ctl_command_id command, uint32_t i)
+{
+    KVT_ASSERT(command < KVT_CTL_COMMANDS);
+    return i < KVT_CTL_OPERANDS_MAX ? commands[command].operands[i] : NULL;
+}
+
 uint64_t kvt_ctl_command_options(enum kvt_ctl_command_id command)
 {
     KVT_ASSERT(command < KVT_CTL_COMMANDS);
@@ -141,9 +164,12 @@ void kvt_ctl_help(FILE *out, enum kvt_ctl_command_id command)
     if (command != KVT_CTL_COMMANDS) {
         uint64_t own = commands[command].options & ~COMMON;
 
-        (void)fprintf(out, "usage: kvtier-ctl %s [OPTIONS]\n\n%s: %s.\n\n%s",
-                      commands[command].name, commands[command].name, commands[command].summary,
-                      commands[command].text);
+        (void)fprintf(out, "usage: kvtier-ctl %s", commands[command].name);
+        for (uint32_t i = 0; i < KVT_CTL_OPERANDS_MAX; i++)
+            if (commands[command].operands[i] != NULL)
+                (void)fprintf(out, " %s", commands[command].operands[i]);
+        (void)fprintf(out, " [OPTIONS]\n\n%s: %s.\n\n%s", commands[command].name,
+                      commands[command].summary, commands[command].text);
         if (own != 0) {
             (void)fputs("\nOptions:\n", out);
             help_options(out, own);

@@ -30,6 +30,8 @@ enum kvt_ctl_option_id {
     KVT_CTL_OPT_YES,
     KVT_CTL_OPT_STRICT,
     KVT_CTL_OPT_CONFIG,
+    KVT_CTL_OPT_WAIT,
+    KVT_CTL_OPT_RATE,
     KVT_CTL_OPTIONS
 };
 
@@ -46,5 +48,8 @@ const struct kvt_ctl_option *kvt_ctl_option_find(const char *name, size_t name_b
 const char *kvt_ctl_option_name(enum kvt_ctl_option_id id);
 /* KVT_CTL_COMMANDS when there is none of that name. */
 enum kvt_ctl_command_id kvt_ctl_command_find(const char *name);
+/* What stands behind the command: "start|stop|status" is a choice, "PATH" is any text; NULL: no
+ * more. All of them are needed. */
+const char *kvt_ctl_command_operand(enum kvt_ctl_command_id command, uint32_t i);
 /* Bit i: it knows the option of id i. */
 uint64_t kvt_ctl_command_options(enum kvt_ctl_command_id command);

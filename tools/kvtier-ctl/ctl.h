@@ -23,6 +23,7 @@ enum kvt_ctl_exit {
 #define KVT_CTL_SOCKET_DEFAULT "/run/kvtierd/kvtierd.sock"
 #define KVT_CTL_TIMEOUT_NS_DEFAULT (10 * KVT_NS_PER_S)
 #define KVT_CTL_PATH_BYTES 4096u
+#define KVT_CTL_OPERANDS_MAX 2u
 
 enum kvt_ctl_command_id {
     KVT_CTL_STATS,
@@ -32,6 +33,8 @@ enum kvt_ctl_command_id {
     KVT_CTL_TREE,
     KVT_CTL_EVICT,
     KVT_CTL_RESET,
+    KVT_CTL_DRAIN,
+    KVT_CTL_SCRUB,
     KVT_CTL_HEALTH,
     KVT_CTL_DOCTOR,
     KVT_CTL_COMMANDS
@@ -61,6 +64,11 @@ struct kvt_ctl_args {
     uint32_t nodes_max;
     bool is_all, is_yes, is_strict;
     const char *config_path;
+    uint64_t wait_ns;          /* drain: in all; UINT64_MAX: until it is done */
+    uint64_t rate_bytes_per_s; /* scrub start; 0: as configured */
+    /* What stands behind the command, as many as it takes, checked where it is a choice. */
+    const char *operands[KVT_CTL_OPERANDS_MAX];
+    uint32_t operands_count;
 };
 
 /* Fills @ret_args from the command line and the environment (@env_socket: KVTIERD_SOCKET or NULL).
@@ -126,5 +134,6 @@ int kvt_ctl_run_prefix(const struct kvt_ctl_args *args); /* lookup, explain */
 int kvt_ctl_run_tree(const struct kvt_ctl_args *args);
 int kvt_ctl_run_evict(const struct kvt_ctl_args *args);
 int kvt_ctl_run_reset(const struct kvt_ctl_args *args);
+int kvt_ctl_run_maintain(const struct kvt_ctl_args *args); /* drain, scrub */
 int kvt_ctl_run_health(const struct kvt_ctl_args *args);
 int kvt_ctl_run_doctor(const struct kvt_ctl_args *args);

@@ -21,6 +21,9 @@ static int run(const struct kvt_ctl_args *args)
         return kvt_ctl_run_evict(args);
     case KVT_CTL_RESET:
         return kvt_ctl_run_reset(args);
+    case KVT_CTL_DRAIN:
+    case KVT_CTL_SCRUB:
+        return kvt_ctl_run_maintain(args);
     case KVT_CTL_HEALTH:
         return kvt_ctl_run_health(args);
     case KVT_CTL_DOCTOR:

@@ -61,6 +61,13 @@ uint64_t kvt_ctl_counter(const struct kvt_ans_stats *stats, const char *name, co
 void kvt_ctl_json_stats(FILE *out, const struct kvt_ans_stats *stats, bool is_compact);
 void kvt_ctl_json_namespaces(FILE *out, const struct kvt_ans_stats *stats);
 
+/* ---- upkeep ------------------------------------------------------------------------------------
+ */
+
+void kvt_ctl_view_drain(const struct kvt_ctl_view *view, const struct kvt_ans_maintain *answer);
+void kvt_ctl_view_scrub(const struct kvt_ctl_view *view, const struct kvt_ans_maintain *answer);
+void kvt_ctl_json_maintain(FILE *out, const struct kvt_ans_maintain *answer);
+
 /* ---- health -----------------------------------------------------------------------------------
  */
 
