@@ -79,20 +79,17 @@ static void test_copies(void **state)
     }
 }
 
-/* The order of keys as bytes is: namespace, epoch, depth, id, type. */
+/* The order of keys as bytes is: id, namespace, epoch, depth, type. */
 static void test_keys(void **state)
 {
     static const struct kvt_index_key rising[] = {
-        {0, 0, 0, 1},
-        {0, 0, 0, 256},
-        {0, 0, 1, 1},
-        {0, 0, 256, 1},
-        {0, 1, 0, 1},
-        {0, 1ull << 40, 0, 1},
-        {1, 0, 0, 1},
-        {256, 0, 0, 1},
-        {256, 0, UINT32_MAX, 1},
-        {256, UINT64_MAX, 0, (1ull << 48) - 1},
+        /* ns, epoch, depth, id */
+        {0, 0, 0, 1},          {0, 0, 1, 1},
+        {0, 0, 256, 1},        {0, 1, 0, 1},
+        {0, 1ull << 40, 0, 1}, {1, 0, 0, 1},
+        {256, 0, 0, 1},        {256, 0, UINT32_MAX, 1},
+        {0, 0, 0, 2},          {0, 0, 0, 256},
+        {0, 0, 0, 1ull << 40}, {256, UINT64_MAX, 0, (1ull << 48) - 1},
     };
     uint8_t before[KVT_INDEX_KEY_BYTES] = {0};
 

@@ -263,59 +263,55 @@ void db_backlog_add(struct kvt_index_db *db, uint16_t ns, uint64_t epoch)
 {
     if (epoch > db->old_epochs[ns])
         db->old_epochs[ns] = epoch;
-    db->is_backlog[ns] = true;
     db->has_backlog = true;
+    db->backlog_from = (struct kvt_index_key){.ns = 0};
 }
 
-/* Deletes up to *entries_left of the older epochs of @ns, the first ones. */
-static int backlog_slice(struct kvt_index_db *db, uint16_t ns, uint32_t *entries_left)
+/* Looks at some entries from where it was left and deletes those of older epochs, up to @drops.
+ * MDB_NOTFOUND: that was the last. */
+static int backlog_slice(struct kvt_index_db *db, MDB_cursor *cursor, uint32_t drops)
 {
-    struct kvt_index_key low = {.ns = ns}, high = {.ns = ns, .epoch = db->old_epochs[ns]};
-    uint8_t first[KVT_INDEX_KEY_BYTES], end[KVT_INDEX_KEY_BYTES];
-    MDB_cursor *cursor = NULL;
+    uint8_t first[KVT_INDEX_KEY_BYTES], type;
     MDB_val at = {KVT_INDEX_KEY_BYTES, first}, value;
-    int r = db->lmdb->cursor_open(db->txn, db->dbi, &cursor);
+    int r;
 
-    if (r != 0)
-        return db_dead(db, "cursor", r);
-    kvt_index_key_write(first, &low, 0);
-    kvt_index_key_write(end, &high, 0);
+    kvt_index_key_write(first, &db->backlog_from, 0);
     r = db->lmdb->cursor_get(cursor, &at, &value, MDB_SET_RANGE);
-    while (r == 0 && *entries_left > 0) {
-        if (at.mv_size != KVT_INDEX_KEY_BYTES ||
-            memcmp(at.mv_data, end, KVT_INDEX_KEY_BYTES) >= 0) {
-            r = MDB_NOTFOUND;
-            break;
+    for (uint32_t seen = 0; r == 0 && drops > 0 && seen < KVT_DB_SLICE_ENTRIES; seen++) {
+        struct kvt_index_key key;
+
+        if (at.mv_size != KVT_INDEX_KEY_BYTES)
+            return MDB_CORRUPTED;
+        kvt_index_key_read(at.mv_data, &key, &type);
+        db->backlog_from = key; /* of its entries, those that are left come again */
+        if (key.ns < KVT_NAMESPACES_MAX && key.epoch < db->old_epochs[key.ns]) {
+            drops--;
+            r = db->lmdb->cursor_del(cursor, 0);
         }
-        (*entries_left)--;
-        r = db->lmdb->cursor_del(cursor, 0);
         if (r == 0)
             r = db->lmdb->cursor_get(cursor, &at, &value, MDB_NEXT);
     }
-    db->lmdb->cursor_close(cursor);
-    if (r == MDB_NOTFOUND)
-        db->is_backlog[ns] = false;
-    return r != 0 && r != MDB_NOTFOUND ? db_dead(db, "drop of an older epoch", r) : 0;
+    return r;
 }
 
-/* Neighbours go together: a leaf of them costs what one put costs, and three lie in a leaf or more.
- */
 static int backlog_work(struct kvt_index_db *db)
 {
-    uint32_t left;
+    MDB_cursor *cursor = NULL;
+    uint32_t drops;
     int r = db_txn_begin(db);
 
     if (r != 0)
         return r;
-    left = 3 * (db->puts_limit - KVT_MIN(db->puts, db->puts_limit));
-    left = KVT_MIN(KVT_MAX(left, 1u), KVT_DB_SLICE_ENTRIES);
-    db->has_backlog = false;
-    for (uint16_t ns = 0; ns < KVT_NAMESPACES_MAX && r == 0; ns++) {
-        if (db->is_backlog[ns] && left > 0)
-            r = backlog_slice(db, ns, &left);
-        db->has_backlog = db->has_backlog || db->is_backlog[ns];
-    }
-    return r;
+    r = db->lmdb->cursor_open(db->txn, db->dbi, &cursor);
+    if (r != 0)
+        return db_dead(db, "cursor", r);
+    drops = db->puts_limit - KVT_MIN(db->puts, db->puts_limit);
+    drops = KVT_MIN(KVT_MAX(drops, 1u), KVT_DB_SLICE_DROPS);
+    r = backlog_slice(db, cursor, drops);
+    db->lmdb->cursor_close(cursor);
+    if (r == MDB_NOTFOUND)
+        db->has_backlog = false;
+    return r != 0 && r != MDB_NOTFOUND ? db_dead(db, "drop of an older epoch", r) : 0;
 }
 
 int kvt_index_db_apply(struct kvt_index_db *db, const struct kvt_index_put *put)

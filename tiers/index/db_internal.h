@@ -20,7 +20,8 @@
 #define KVT_DB_TIGHT_PUTS 16u
 #define KVT_DB_PUTS_MAX 4096u
 #define KVT_DB_TAIL_PAGES 64u
-#define KVT_DB_SLICE_ENTRIES 1024u /* of older epochs, deleted at a commit */
+#define KVT_DB_SLICE_DROPS 1024u   /* entries of older epochs deleted at a commit, ... */
+#define KVT_DB_SLICE_ENTRIES 8192u /* ... among so many that are looked at */
 
 struct kvt_index_db {
     const struct kvt_index_lmdb *lmdb;
@@ -31,9 +32,9 @@ struct kvt_index_db {
     uint64_t page_bytes, pages_max;
     uint64_t seed;
     struct kvt_index_ns namespaces[KVT_NAMESPACES_MAX];
-    uint64_t old_epochs[KVT_NAMESPACES_MAX]; /* rows below are gone, or going (is_backlog) */
-    bool is_backlog[KVT_NAMESPACES_MAX];
+    uint64_t old_epochs[KVT_NAMESPACES_MAX]; /* rows below are gone, or going (has_backlog) */
     bool has_backlog;
+    struct kvt_index_key backlog_from; /* what is before has been looked at */
     /* As of the last commit. */
     uint64_t live_pages, free_list_pages, usable_pages, entries;
     uint64_t reserve_pages;
@@ -60,7 +61,7 @@ int db_room_check(struct kvt_index_db *db, uint32_t entries);
  * first when the transaction is large. */
 #define KVT_DB_TYPE_ALL 0xffu
 int db_drop(struct kvt_index_db *db, const struct kvt_index_key *key, uint8_t type);
-/* Notes that rows of @ns below @epoch are to go. */
+/* Rows of @ns below @epoch are to go, a slice at each commit. */
 void db_backlog_add(struct kvt_index_db *db, uint16_t ns, uint64_t epoch);
 
 /* db_file.c: the file and LMDB's environment on it. */

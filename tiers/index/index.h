@@ -26,7 +26,7 @@
 #define KVT_INDEX_ROOT_KEY_BYTES_MAX 1024u
 #define KVT_INDEX_NONE UINT64_MAX
 
-/* Names a block on disk. Ordered by (ns, epoch, depth, id): parents come first. */
+/* Names a block on disk. */
 struct kvt_index_key {
     uint16_t ns;        /* number in the catalog */
     uint64_t epoch;     /* of the namespace when it was stored */

@@ -54,20 +54,20 @@ static uint64_t get_be(const uint8_t *at, uint32_t bytes)
 void kvt_index_key_write(uint8_t bytes[KVT_INDEX_KEY_BYTES], const struct kvt_index_key *key,
                          uint8_t type)
 {
-    put_be(bytes, key->ns, 2);
-    put_be(bytes + 2, key->epoch, 8);
-    put_be(bytes + 10, key->block_idx, 4);
-    put_be(bytes + 14, key->block_id, 8);
+    put_be(bytes, key->block_id, 8);
+    put_be(bytes + 8, key->ns, 2);
+    put_be(bytes + 10, key->epoch, 8);
+    put_be(bytes + 18, key->block_idx, 4);
     bytes[22] = type;
 }
 
 void kvt_index_key_read(const uint8_t bytes[KVT_INDEX_KEY_BYTES], struct kvt_index_key *ret_key,
                         uint8_t *ret_type)
 {
-    ret_key->ns = (uint16_t)get_be(bytes, 2);
-    ret_key->epoch = get_be(bytes + 2, 8);
-    ret_key->block_idx = (uint32_t)get_be(bytes + 10, 4);
-    ret_key->block_id = get_be(bytes + 14, 8);
+    ret_key->block_id = get_be(bytes, 8);
+    ret_key->ns = (uint16_t)get_be(bytes + 8, 2);
+    ret_key->epoch = get_be(bytes + 10, 8);
+    ret_key->block_idx = (uint32_t)get_be(bytes + 18, 4);
     *ret_type = bytes[22];
 }
 

@@ -2,10 +2,15 @@
  * value has a checksum over its key and itself, seeded with the store and the device, so a row of
  * another place or another index is not a row.
  *
- *   key    | ns u16 | epoch u64 | block_idx u32 | block_id u64 | type u8 |   big-endian: LMDB's
- * order is ours, parents first type   0          the block: parent, extra key, root key, tokens 1 +
- * c      its component c: content and slots 0x80 + i   part i of tokens that did not fit into the
- * block's value
+ *   key    | block_id u64 | ns u16 | epoch u64 | block_idx u32 | type u8 |    big-endian
+ *
+ *   type 0          the block: parent, extra key, root key, tokens
+ *   type 1 + c      its component c: content and slots
+ *   type 0x80 + i   part i of tokens that did not fit into the block's value
+ *
+ * LMDB keeps keys in order, so by block id: ids rise, new blocks come behind all others, and full
+ * pages stay behind. (With the namespace and the depth in front, the page at each border is split
+ * in halves again and again.) What belongs to one block lies together.
  *
  * A value is at most KVT_INDEX_VALUE_BYTES_MAX, so that LMDB keeps it in a leaf with others and
  * never needs two pages in a row for it.

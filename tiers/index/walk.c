@@ -1,15 +1,16 @@
 /* The walk: what of the rows holds, parents before children, depth first.
  *
- * Keys are ordered by namespace, epoch, depth, block. So one pass in key order meets all blocks of
- * depth d after all of depth d - 1, and a parent is found in the run of rows of the level above,
- * which is sorted by block id. A second pass, backwards, knows which rows have a copy in or below
- * them, and links children to parents; a third follows the links and visits.
+ * Keys are in the order of block ids. One pass reads and checks everything; a parent is found by
+ * its id in the rows so far (ids are stamps: parents are made before their children as a rule, and
+ * where not they are found when all has been read). A second, over the rows, marks what has a copy
+ * in or below it and links children to parents; a third follows the links from the first blocks and
+ * visits. Whatever was not visited then does not hold, and is deleted.
  *
- *   rows      one a block       | id | parent | first child | next sibling | first entry | counts |
- *   entries   one a value       | type u8 | address u56 |   in key order: the block, copies, parts
+ *   rows      one a block    | id | parent | first child | next sibling | first entry | depth |
+ *   entries   one a value    | type u8 | address u56 |  the block, its copies, its parts
  *
- * Values stay in LMDB's map (a read transaction holds them); 40 bytes of ours a block with a copy.
- * What is to be deleted is listed, and deleted when all was visited. */
+ * Values stay in LMDB's map (a read transaction holds them): 48 bytes of ours a block with a copy.
+ */
 #include <string.h>
 
 #include "daemon/base/alloc.h"
@@ -24,20 +25,16 @@
 struct row {
     uint64_t id;
     uint32_t parent, first_child, next_sibling;
-    uint32_t first_entry;
+    uint32_t first_entry, depth;
     uint8_t entries_count, ns;
     bool is_alive; /* has a copy, or something below has */
+    bool is_visited;
 };
 static_assert(sizeof(struct row) == 32, "two rows a cache line");
 
 struct drop {
     struct kvt_index_key key;
     uint8_t type;
-};
-
-struct level { /* rows of the same namespace, epoch and depth */
-    struct kvt_index_key key;
-    uint32_t first, end;
 };
 
 struct walk {
@@ -47,8 +44,8 @@ struct walk {
     uint32_t rows_count, entries_count, entries_max;
     struct drop *drops;
     uint64_t drops_count, drops_max;
-    struct level above, here;
-    uint32_t hint; /* where the last parent was found */
+    const uint8_t *leaf;    /* the page that is read */
+    uint32_t waiting_count; /* rows whose parent was not read before them */
     /* The block that is being read. */
     struct kvt_index_key key;
     bool is_open;    /* its row is sound; else what comes of it is dropped */
@@ -101,24 +98,26 @@ static void entry_add(struct walk *walk, uint8_t type, const uint8_t *value)
     walk->rows[walk->rows_count].entries_count++;
 }
 
-/* The row of block @id in the level above, from where the last one was: siblings' parents are
- * neighbours more often than not. */
-static uint32_t parent_find(struct walk *walk, uint64_t id)
+/* The row of the parent, or NO_ROW. Ids come from one counter: where a row lies is guessed from its
+ * id, and searched from there in growing steps. */
+static uint32_t parent_find(const struct walk *walk, uint64_t id, const struct row *child)
 {
     const struct row *rows = walk->rows;
-    uint32_t low = walk->above.first, high = walk->above.end, step = 1;
-    uint32_t at = KVT_MIN(KVT_MAX(walk->hint, low), high);
+    uint32_t low = 0, high = walk->rows_count, at, step = 1;
+    double share;
 
-    /* Afterwards: rows before low are smaller, those from high on are greater or equal. */
+    if (high == 0 || id < rows[0].id || id > rows[high - 1].id)
+        return NO_ROW;
+    share = (double)(id - rows[0].id) / (double)(rows[high - 1].id - rows[0].id + 1);
+    at = KVT_MIN((uint32_t)(share * high), high - 1);
+    /* Rows before low are smaller, those from high on are not. */
     while (at < high && rows[at].id < id) {
         low = at + 1;
-        at = step < high - at ? at + step : high;
+        at = step < high - low ? low + step : high;
         step *= 2;
     }
-    if (at < high)
-        high = at;
-    for (step = 1; low < high && step != 0 && rows[high - 1].id >= id; step *= 2) {
-        high--;
+    high = KVT_MIN(high, at);
+    for (step = 1; low < high; step *= 2) {
         at = step < high - low ? high - step : low;
         if (rows[at].id < id) {
             low = at + 1;
@@ -127,55 +126,36 @@ static uint32_t parent_find(struct walk *walk, uint64_t id)
         high = at;
     }
     while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-
-        if (rows[middle].id < id)
-            low = middle + 1;
+        at = low + (high - low) / 2;
+        if (rows[at].id < id)
+            low = at + 1;
         else
-            high = middle;
+            high = at;
     }
-    walk->hint = low;
-    return low < walk->above.end && rows[low].id == id ? low : NO_ROW;
+    if (low == walk->rows_count || rows[low].id != id || rows[low].ns != child->ns ||
+        rows[low].depth + 1 != child->depth)
+        return NO_ROW;
+    return low;
 }
 
 /* All entries of the block have been seen: is it whole, and where does it hang? */
 static int block_close(struct walk *walk)
 {
     struct row *row = &walk->rows[walk->rows_count];
-    bool is_whole = walk->parts_seen == walk->parts_count && walk->tokens_left == 0;
 
     if (!walk->is_open)
         return 0;
     walk->is_open = false;
-    row->parent = NO_ROW;
-    if (is_whole && walk->key.block_idx > 0) {
-        row->parent = parent_find(walk, walk->parent_id);
-        is_whole = row->parent != NO_ROW;
-    }
-    if (!is_whole) { /* what is below will not find it */
+    if (walk->parts_seen != walk->parts_count || walk->tokens_left != 0) {
         walk->entries_count = row->first_entry;
         return drop_add(walk, &walk->key, KVT_DB_TYPE_ALL);
     }
+    if (row->depth > 0) {
+        row->parent = parent_find(walk, walk->parent_id, row);
+        walk->waiting_count += row->parent == NO_ROW;
+    }
     walk->rows_count++;
-    walk->here.end = walk->rows_count;
     return 0;
-}
-
-/* The first entry of a block with another key: the level may be another, too. */
-static void block_begin(struct walk *walk, const struct kvt_index_key *key)
-{
-    const struct kvt_index_key *here = &walk->here.key;
-    bool is_epoch = key->ns == here->ns && key->epoch == here->epoch;
-
-    walk->key = *key;
-    walk->is_dropped = false;
-    if (is_epoch && key->block_idx == here->block_idx)
-        return;
-    walk->above = walk->here;
-    if (!is_epoch || key->block_idx != here->block_idx + 1)
-        walk->above.end = walk->above.first;
-    walk->hint = walk->above.first;
-    walk->here = (struct level){*key, walk->rows_count, walk->rows_count};
 }
 
 static void row_open(struct walk *walk, const uint8_t *value)
@@ -183,6 +163,8 @@ static void row_open(struct walk *walk, const uint8_t *value)
     struct kvt_index_row_shape shape;
 
     walk->rows[walk->rows_count] = (struct row){.id = walk->key.block_id,
+                                                .parent = NO_ROW,
+                                                .depth = walk->key.block_idx,
                                                 .first_child = NO_ROW,
                                                 .next_sibling = NO_ROW,
                                                 .first_entry = walk->entries_count,
@@ -253,7 +235,8 @@ static int entry_read(struct walk *walk, const MDB_val *key_at, const MDB_val *v
     }
     if (!is_same_block(&key, &walk->key)) {
         r = block_close(walk);
-        block_begin(walk, &key);
+        walk->key = key;
+        walk->is_dropped = false;
     }
     if (r != 0)
         return r;
@@ -272,6 +255,19 @@ static int entry_read(struct walk *walk, const MDB_val *key_at, const MDB_val *v
     return drop_add(walk, &key, KVT_DB_TYPE_ALL);
 }
 
+/* Rows were appended, so leaves lie one behind the other more often than not: have the next one
+ * brought in when a leaf is entered. */
+static void leaf_prefetch(struct walk *walk, const uint8_t *at)
+{
+    const uint8_t *leaf = at - (uintptr_t)at % walk->db->page_bytes;
+
+    if (leaf == walk->leaf)
+        return;
+    walk->leaf = leaf;
+    for (uint64_t i = 0; i < walk->db->page_bytes; i += KVT_CACHE_LINE_BYTES)
+        __builtin_prefetch(leaf + walk->db->page_bytes + i);
+}
+
 /* The pass in key order. 0, E_BAD, -errno. */
 static int entries_read(struct walk *walk, MDB_txn *txn)
 {
@@ -282,6 +278,7 @@ static int entries_read(struct walk *walk, MDB_txn *txn)
     bool is_first = true;
 
     while (r == 0 && r_read == 0 && (r = lmdb->cursor_get(cursor, &key, &value, MDB_NEXT)) == 0) {
+        leaf_prefetch(walk, key.mv_data);
         if (key.mv_size == KVT_INDEX_KEY_BYTES)
             r_read = walk->entries_count < walk->entries_max ? entry_read(walk, &key, &value)
                                                              : KVT_INDEX_DB_E_BAD;
@@ -303,74 +300,64 @@ static int entries_read(struct walk *walk, MDB_txn *txn)
     return r == -EUCLEAN ? KVT_INDEX_DB_E_BAD : r;
 }
 
-/* Backwards, so that children come before parents: who is alive keeps its parent alive. Children
- * end up in the order of their ids. Dead ones are dropped. */
-static int rows_link(struct walk *walk)
+/* Marks what is alive and links it. A chain of parents ends: each is one block less deep. */
+static void rows_link(struct walk *walk)
 {
-    int r = 0;
+    struct row *rows = walk->rows;
 
+    for (uint32_t i = 0; walk->waiting_count > 0 && i < walk->rows_count; i++) {
+        const uint8_t *value = entry_value(walk->entries[rows[i].first_entry]);
+
+        if (rows[i].depth == 0 || rows[i].parent != NO_ROW)
+            continue;
+        rows[i].parent = parent_find(walk, kvt_index_row_parent(value), &rows[i]);
+        walk->waiting_count--;
+    }
+    for (uint32_t i = 0; i < walk->rows_count; i++) {
+        uint32_t at = rows[i].is_alive ? rows[i].parent : NO_ROW;
+
+        for (; at != NO_ROW && !rows[at].is_alive; at = rows[at].parent)
+            rows[at].is_alive = true;
+    }
+    /* Backwards: children end up in the order of their ids. */
     for (uint32_t i = walk->rows_count; i-- > 0;) {
-        struct row *row = &walk->rows[i], *parent;
-
-        if (!row->is_alive || row->parent == NO_ROW)
+        if (!rows[i].is_alive || rows[i].parent == NO_ROW)
             continue;
-        parent = &walk->rows[row->parent];
-        parent->is_alive = true;
-        row->next_sibling = parent->first_child;
-        parent->first_child = i;
+        rows[i].next_sibling = rows[rows[i].parent].first_child;
+        rows[rows[i].parent].first_child = i;
     }
-    for (uint32_t i = 0; i < walk->rows_count && r == 0; i++) {
-        struct row *row = &walk->rows[i];
-        struct kvt_index_key key = {.ns = row->ns, .block_id = row->id};
-
-        if (row->is_alive)
-            continue;
-        /* A row's depth is not in it: count. Rare: the engine drops what it empties. */
-        for (uint32_t at = row->parent; at != NO_ROW; at = walk->rows[at].parent)
-            key.block_idx++;
-        key.epoch = walk->db->namespaces[row->ns].epoch;
-        r = drop_add(walk, &key, KVT_DB_TYPE_ALL);
-    }
-    return r;
 }
 
 struct order { /* depth first over the rows, a row at a time */
-    const struct walk *walk;
-    uint32_t root, row, depth;
+    struct walk *walk;
+    uint32_t root, row;
 };
 
-/* The next row and its depth; NO_ROW: that was all. */
-static uint32_t order_next(struct order *order, uint32_t *ret_depth)
+/* The next row; NO_ROW: that was all. */
+static uint32_t order_next(struct order *order)
 {
-    const struct row *rows = order->walk->rows;
+    struct row *rows = order->walk->rows;
     uint32_t row = order->row;
 
     if (row != NO_ROW && rows[row].first_child != NO_ROW) {
         row = rows[row].first_child;
-        order->depth++;
     } else {
-        while (row != NO_ROW && rows[row].next_sibling == NO_ROW) {
+        while (row != NO_ROW && rows[row].next_sibling == NO_ROW)
             row = rows[row].parent;
-            order->depth--;
-        }
         if (row != NO_ROW)
             row = rows[row].next_sibling;
     }
-    if (row == NO_ROW) { /* the next root */
+    if (row == NO_ROW) { /* the next first block */
         while (order->root < order->walk->rows_count &&
-               (rows[order->root].parent != NO_ROW || !rows[order->root].is_alive))
+               (rows[order->root].depth != 0 || !rows[order->root].is_alive))
             order->root++;
         row = order->root < order->walk->rows_count ? order->root++ : NO_ROW;
-        order->depth = 0;
     }
+    if (row != NO_ROW)
+        rows[row].is_visited = true;
     order->row = row;
-    *ret_depth = order->depth;
     return row;
 }
-
-struct ahead { /* rows between order and visit */
-    uint32_t row, depth;
-};
 
 static void value_prefetch(uint64_t entry, uint32_t bytes)
 {
@@ -380,10 +367,9 @@ static void value_prefetch(uint64_t entry, uint32_t bytes)
         __builtin_prefetch(value + at);
 }
 
-static int row_visit(struct walk *walk, const struct ahead *at, uint32_t *tokens,
+static int row_visit(struct walk *walk, const struct row *row, uint32_t *tokens,
                      int (*visit)(void *ctx, const struct kvt_index_put *put), void *ctx)
 {
-    const struct row *row = &walk->rows[at->row];
     const uint64_t *entries = walk->entries + row->first_entry;
     struct kvt_index_row_shape shape;
     uint64_t slots[KVT_RANKS_MAX], runs[KVT_RANKS_MAX];
@@ -393,7 +379,7 @@ static int row_visit(struct walk *walk, const struct ahead *at, uint32_t *tokens
 
     put.key = (struct kvt_index_key){.ns = row->ns,
                                      .epoch = walk->db->namespaces[row->ns].epoch,
-                                     .block_idx = at->depth,
+                                     .block_idx = row->depth,
                                      .block_id = row->id};
     kvt_index_row_read(entry_value(entries[0]), &put, tokens);
     kvt_index_row_shape_of(entry_value(entries[0]), &shape);
@@ -427,43 +413,56 @@ static int rows_visit(struct walk *walk, int (*visit)(void *ctx, const struct kv
 {
     uint32_t tokens[KVT_BLOCK_TOKENS_MAX];
     struct order order = {.walk = walk, .row = NO_ROW};
-    struct ahead ahead[AHEAD];
+    const struct row *ahead[AHEAD];
     uint64_t begun = 0, end = UINT64_MAX;
     int r = 0;
 
     for (uint64_t i = 0; i < end && r == 0; i++) {
         while (begun < i + AHEAD && begun < end) {
-            struct ahead *at = &ahead[begun % AHEAD];
+            uint32_t row = order_next(&order);
 
-            at->row = order_next(&order, &at->depth);
-            if (at->row == NO_ROW) {
+            if (row == NO_ROW) {
                 end = begun;
                 break;
             }
-            __builtin_prefetch(&walk->entries[walk->rows[at->row].first_entry]);
+            ahead[begun % AHEAD] = &walk->rows[row];
+            __builtin_prefetch(&walk->entries[walk->rows[row].first_entry]);
             begun++;
         }
         if (i >= end)
             break;
         if (i + AHEAD / 2 < begun) {
-            const struct row *row = &walk->rows[ahead[(i + AHEAD / 2) % AHEAD].row];
+            const struct row *row = ahead[(i + AHEAD / 2) % AHEAD];
 
             value_prefetch(walk->entries[row->first_entry], 320);
             if (row->entries_count > 1)
                 value_prefetch(walk->entries[row->first_entry + 1], 64);
         }
-        r = row_visit(walk, &ahead[i % AHEAD], tokens, visit, ctx);
+        r = row_visit(walk, ahead[i % AHEAD], tokens, visit, ctx);
     }
     return r;
 }
 
 static int drops_work(struct walk *walk)
 {
+    struct kvt_index_db *db = walk->db;
     int r = 0;
 
     for (uint64_t i = 0; i < walk->drops_count && r == 0; i++)
-        r = db_drop(walk->db, &walk->drops[i].key, walk->drops[i].type);
-    return r == 0 ? db_txn_commit(walk->db) : r;
+        r = db_drop(db, &walk->drops[i].key, walk->drops[i].type);
+    for (uint32_t i = 0; i < walk->rows_count && r == 0; i++) {
+        const struct row *row = &walk->rows[i];
+        struct kvt_index_key key = {.ns = row->ns,
+                                    .epoch = db->namespaces[row->ns].epoch,
+                                    .block_idx = row->depth,
+                                    .block_id = row->id};
+
+        if (row->is_visited)
+            continue;
+        walk->loaded.dropped++;
+        r = db_drop(db, &key, KVT_DB_TYPE_ALL);
+    }
+    return r == 0 ? db_txn_commit(db) : r;
 }
 
 /* Everything but the deletions. */
@@ -484,9 +483,8 @@ static int walk_read(struct walk *walk, int (*visit)(void *ctx, const struct kvt
         return db_dead(db, "walk", r);
     r = entries_read(walk, txn);
     if (r == 0) {
-        r = rows_link(walk);
-        if (r == 0)
-            r = rows_visit(walk, visit, ctx);
+        rows_link(walk);
+        r = rows_visit(walk, visit, ctx);
     }
     db->lmdb->txn_abort(txn);
     return r;
@@ -496,7 +494,7 @@ int kvt_index_db_walk(struct kvt_index_db *db,
                       int (*visit)(void *ctx, const struct kvt_index_put *put), void *ctx,
                       struct kvt_index_loaded *ret_loaded)
 {
-    struct walk walk = {.db = db, .key.ns = UINT16_MAX, .here.key.ns = UINT16_MAX};
+    struct walk walk = {.db = db, .key.ns = UINT16_MAX};
     uint64_t start_ns = kvt_clock_mono_ns();
     int r;
 
