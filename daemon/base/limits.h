@@ -36,6 +36,8 @@
 #define KVT_CONNECTIONS_MAX 256u
 #define KVT_STREAMS_PER_CONNECTION_MAX 64u
 
+#define KVT_TOUCHES_MAX 7u /* reads of a block that are counted; more are not told apart */
+
 #define KVT_ZONES_MAX 16u /* failure domains of a tier: devices of L3 */
 #define KVT_DIO_ALIGN_BYTES 4096u
 #define KVT_HUGE_PAGE_BYTES (2u << 20)

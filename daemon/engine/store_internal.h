@@ -24,7 +24,7 @@
 #include "daemon/engine/store.h"
 
 #define STORE_MAGIC 0x4b565453u
-#define CELL_TOUCHES_MAX 7u
+#define CELL_TOUCHES_MAX KVT_TOUCHES_MAX /* all bits of a cell's count */
 #define CELL_PINS_MAX 8191u
 #define STORE_PENDING_BATCH 32u
 #define STORE_LOST_ENTRIES 4096u

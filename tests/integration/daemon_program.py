@@ -158,6 +158,13 @@ class CommandLine(Base):
         self.assertEqual(status, 2)
         self.assertRegex(err, r"L2 64\.00 TiB .* is [\d.]+ .iB: lower tiers\.l2\.bytes")
 
+    def test_options_of_one_start_are_no_keys(self):
+        plain = run("--print-config")
+        self.assertEqual(run("--print-config", "--rebuild-l3", "--format"), plain)
+        self.assertNotIn("rebuild", plain[1])
+        for option in ("--rebuild-l3", "--format"):
+            self.assertIn(option, run("--help")[1])
+
     def test_print_config_round_trips(self):
         sets = ["--set", "tiers.l2.bytes=96MiB", "--set", "stop.drain=false",
                 "--set", f"server.socket={self.directory}/a b.sock"]
