@@ -231,6 +231,8 @@ struct store_save { /* see store_save.c */
     uint64_t moves_left;
     uint64_t content_end; /* above what was there when it began */
     uint64_t round_left;  /* of that, what this round did not begin to save */
+    bool is_syncing;      /* no round is left: what went down becomes durable in the index */
+    uint64_t sync_pos;    /* ... which is when todo_done gets there */
     uint64_t copies_written, bytes_written, copies_failed;
 };
 

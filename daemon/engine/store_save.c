@@ -8,7 +8,8 @@
  *
  * What is stored after it began is not its business. It ends when a round found nothing to do, or
  * when it has moved twice as many copies as there were to save at first: an L3 that is too small
- * would else be filled round and round. */
+ * would else be filled round and round. Before it ends it waits until the index has what it wrote:
+ * a restart of any kind finds it then. */
 #include "daemon/base/clock.h"
 #include "daemon/engine/store_internal.h"
 
@@ -32,7 +33,7 @@ void kvt_store_save_start(struct kvt_store *store)
     save->is_running = true;
     save->at = 1;
     save->rounds = 0;
-    save->has_started = false;
+    save->has_started = save->is_syncing = false;
     save->waits_since_ns = 0;
     save->moves_left = 2 * store->unsaved + 1; /* none left: it is not getting anywhere */
     save->content_end = store->stamp_next;
@@ -110,12 +111,32 @@ void kvt_store_saved(struct kvt_store *store, uint32_t cell, uint32_t dst, uint6
     }
 }
 
+/* No round is left: the index commits what went before, then it is over. */
+static void finish(struct kvt_store *store)
+{
+    struct store_save *save = &store->save;
+
+    if (!save->is_syncing) {
+        save->is_syncing = true;
+        save->sync_pos = store->todo_end;
+        save->copies_failed = save->moves_left > 0 ? save->round_left : store->unsaved;
+    }
+    if (store->todo_done >= save->sync_pos)
+        save->is_running = false;
+    else
+        kvt_store_hasten(store);
+}
+
 bool kvt_store_save_turn(struct kvt_store *store, uint32_t budget)
 {
     struct store_save *save = &store->save;
 
     if (!save->is_running)
         return false;
+    if (save->is_syncing) {
+        finish(store);
+        return false;
+    }
     if (store->is_draining || !kvt_store_is_lower_on(store))
         save->moves_left = 0; /* what is under way ends, nothing is begun */
     for (; save->moves_left > 0 && save->at <= store->records_fresh; save->at++) {
@@ -127,8 +148,7 @@ bool kvt_store_save_turn(struct kvt_store *store, uint32_t budget)
     if (save->inflight > 0)
         return false;
     if (save->moves_left == 0 || (!save->has_started && save->rounds > 0)) {
-        save->is_running = false;
-        save->copies_failed = save->moves_left > 0 ? save->round_left : store->unsaved;
+        finish(store);
         return false;
     }
     save->rounds++;

@@ -209,6 +209,29 @@ static void test_drain_and_stop(void)
     teardown(&fix);
 }
 
+/* What a drain wrote is durable when it has answered: a daemon that is killed then has lost nothing
+ * of it. */
+static void test_drain_and_crash(void)
+{
+    struct world_config config = plain;
+    struct fixture fix;
+
+    config.devices = 2;
+    config.commit_delay_ns_max = 200 * KVT_NS_PER_MS;
+    setup(&fix, &config);
+    store_prompt(&fix, 0x101, 24);
+    CHECK(maintain(&fix, KVT_MAINTAIN_DRAIN)->drain.copies_failed == 0);
+    client_detach(&fix.client, &fix.call);
+    client_unmap(&fix.client);
+    world_settle(&fix.world);
+    world_restart(&fix.world, false);
+    client_attach(&fix.client, &fix.world, &fix.call, 1, true, 0);
+    CHECK(copies_in(&fix, 2) == 0 && copies_in(&fix, 3) == 24);
+    world_lookup(&fix.call, &fix.client, 0x101, 24, false);
+    CHECK(fix.call.op.ans.lookup.boundary_tokens == 24 * WORLD_BLOCK_TOKENS);
+    teardown(&fix);
+}
+
 static void test_who_may(void)
 {
     struct world_config config = plain;
@@ -352,6 +375,7 @@ int main(void)
     test_drain_into_too_little();
     test_drain_and_time();
     test_drain_and_stop();
+    test_drain_and_crash();
     test_who_may();
     test_scrub();
     test_scrub_rate();
