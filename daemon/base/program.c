@@ -31,7 +31,8 @@ static bool try(char ret_path[KVT_PROGRAM_PATH_BYTES], const char *folder, size_
 int kvt_program_find_near(const char *name, const char *exe_path, const char *libexec,
                           char ret_path[KVT_PROGRAM_PATH_BYTES])
 {
-    static const char *const beside[] = {"", "/../libexec/kvtierd", "/../tiers", "/../../tiers"};
+    static const char *const beside[] = {"", "/../libexec/kvtierd", "/../tiers/index",
+                                         "/../../tiers/index"};
     const char *slash = strrchr(exe_path, '/');
 
     for (size_t i = 0; slash != NULL && i < KVT_COUNT_OF(beside); i++)

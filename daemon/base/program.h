@@ -3,8 +3,8 @@
  *
  * Looked for, in this order: what the environment's KVTIER_HELPER says (a path, for tests and
  * trials); beside the running program; in its ../libexec/kvtierd; where a build tree has it
- * (PARENT/tiers/NAME, up to two folders above the running program's); in the libexec directory that
- * was configured. The first that may be executed is it. Any thread. */
+ * (PARENT/tiers/index/NAME, up to two folders above the running program's); in the libexec
+ * directory that was configured. The first that may be executed is it. Any thread. */
 #pragma once
 
 #include "daemon/base/def.h"

@@ -32,9 +32,14 @@ static void file_make(const char *relative, mode_t mode)
 
 static int setup(void **state)
 {
-    static const char *const folders[] = {
-        "root",       "root/daemon",      "root/libexec",  "root/libexec/kvtierd",
-        "root/tiers", "root/daemon/deep", "root/elsewhere"};
+    static const char *const folders[] = {"root",
+                                          "root/daemon",
+                                          "root/daemon/deep",
+                                          "root/libexec",
+                                          "root/libexec/kvtierd",
+                                          "root/tiers",
+                                          "root/tiers/index",
+                                          "root/elsewhere"};
 
     (void)state;
     if (mkdtemp(scratch) == NULL)
@@ -81,15 +86,15 @@ static void test_places_in_order(void **state)
     assert_string_equal(path, "as it was");
     file_make("root/elsewhere/helper", 0700);
     expect_found("root/daemon/exe", "root/elsewhere/helper");
-    file_make("root/tiers/helper", 0700);
-    expect_found("root/daemon/deep/exe", "root/tiers/helper");
-    expect_found("root/daemon/exe", "root/tiers/helper");
+    file_make("root/tiers/index/helper", 0700);
+    expect_found("root/daemon/deep/exe", "root/tiers/index/helper");
+    expect_found("root/daemon/exe", "root/tiers/index/helper");
     file_make("root/libexec/kvtierd/helper", 0700);
     expect_found("root/daemon/exe", "root/libexec/kvtierd/helper");
     file_make("root/daemon/helper", 0600); /* may not be executed */
     expect_found("root/daemon/exe", "root/libexec/kvtierd/helper");
     assert_int_equal(mkdir(at("root/daemon/deep/helper"), 0700), 0); /* a folder */
-    expect_found("root/daemon/deep/exe", "root/tiers/helper");
+    expect_found("root/daemon/deep/exe", "root/tiers/index/helper");
     assert_int_equal(chmod(at("root/daemon/helper"), 0700), 0);
     expect_found("root/daemon/exe", "root/daemon/helper");
 }
