@@ -46,26 +46,36 @@ static void *worker_main(void *arg)
     return NULL;
 }
 
-int kvt_worker_start(struct kvt_worker *worker, const char *name,
-                     void (*loop)(struct kvt_worker *worker))
+int kvt_worker_thread(pthread_t *ret_thread, const char *name, void *(*entry)(void *ctx), void *ctx)
 {
     static const int faults[] = {SIGBUS, SIGSEGV, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS};
     sigset_t blocked, saved;
     int r;
 
-    worker->loop = loop;
     (void)sigfillset(&blocked);
     for (size_t i = 0; i < KVT_COUNT_OF(faults); i++)
         (void)sigdelset(&blocked, faults[i]);
     r = pthread_sigmask(SIG_SETMASK, &blocked, &saved);
     if (r != 0)
         return kvt_trace(-r);
-    r = pthread_create(&worker->thread, NULL, worker_main, worker);
+    r = pthread_create(ret_thread, NULL, entry, ctx);
     KVT_ASSERT(pthread_sigmask(SIG_SETMASK, &saved, NULL) == 0);
     if (r != 0)
         return kvt_trace(-r);
+    (void)pthread_setname_np(*ret_thread, name);
+    return 0;
+}
+
+int kvt_worker_start(struct kvt_worker *worker, const char *name,
+                     void (*loop)(struct kvt_worker *worker))
+{
+    int r;
+
+    worker->loop = loop;
+    r = kvt_worker_thread(&worker->thread, name, worker_main, worker);
+    if (r < 0)
+        return r;
     worker->is_started = true;
-    (void)pthread_setname_np(worker->thread, name);
     return 0;
 }
 

@@ -44,7 +44,11 @@ struct kvt_worker {
 KVT_MUST_USE int kvt_worker_init(struct kvt_worker *worker, const struct kvt_tier_ops *ops,
                                  uint32_t inflight_max, struct kvt_doorbell *engine_bell);
 void kvt_worker_deinit(struct kvt_worker *worker); /* idempotent; not started or stopped */
-/* Runs @loop in a thread called @name that takes no signals but those of its own faults. */
+/* Runs @entry(@ctx) in a thread called @name (15 characters) that takes no signals but those of its
+ * own faults. For other threads than a tier's, too. */
+KVT_MUST_USE int kvt_worker_thread(pthread_t *ret_thread, const char *name,
+                                   void *(*entry)(void *ctx), void *ctx);
+/* The same with @loop(@worker). */
 KVT_MUST_USE int kvt_worker_start(struct kvt_worker *worker, const char *name,
                                   void (*loop)(struct kvt_worker *worker));
 /* Everything taken was reaped. Waits for the thread. */
