@@ -1,0 +1,294 @@
+#include "tiers/index/helper.h"
+
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "daemon/base/alloc.h"
+#include "tiers/index/db.h"
+#include "tiers/index/wire.h"
+
+#define SOCKET_BYTES (256u << 10)
+#define BACKLOG_MS 20 /* without a message for so long, what DROP_OLDs have left is worked off */
+
+#define HELPER_E_END 1    /* the daemon closed its end */
+#define HELPER_E_FAILED 2 /* said FAILED or BAD */
+
+struct helper {
+    int fd;
+    struct kvt_index_db *db;
+    struct kvt_index_db_config config;
+    uint64_t refused;
+    struct kvt_wire_message message; /* the last that was received */
+    struct kvt_wire_message said;    /* the one that is being said */
+    uint8_t *in, *out, *frame;
+    uint64_t in_at, in_end, out_end;
+};
+
+/* ---- socket --------------------------------------------------------------------------------- */
+
+static int flush_out(struct helper *helper)
+{
+    uint64_t at = 0;
+
+    while (at < helper->out_end) {
+        ssize_t sent = send(helper->fd, helper->out + at, helper->out_end - at, MSG_NOSIGNAL);
+
+        if (sent < 0 && errno != EINTR)
+            return HELPER_E_END;
+        at += sent < 0 ? 0 : (uint64_t)sent;
+    }
+    helper->out_end = 0;
+    return 0;
+}
+
+static int out_reserve(struct helper *helper)
+{
+    return helper->out_end + KVT_WIRE_BYTES_MAX > SOCKET_BYTES ? flush_out(helper) : 0;
+}
+
+static int say_put(struct helper *helper, const struct kvt_index_put *put)
+{
+    uint8_t *at;
+    int r = out_reserve(helper);
+
+    if (r != 0)
+        return r;
+    at = helper->out + helper->out_end;
+    helper->out_end += kvt_wire_encode_put(at, put, 0);
+    kvt_wire_seal(at);
+    return 0;
+}
+
+static int say(struct helper *helper, uint16_t kind, uint64_t seq)
+{
+    uint8_t *at;
+    int r = out_reserve(helper);
+
+    if (r != 0)
+        return r;
+    helper->said.kind = kind;
+    helper->said.seq = seq;
+    at = helper->out + helper->out_end;
+    helper->out_end += kvt_wire_encode(at, &helper->said);
+    kvt_wire_seal(at);
+    return flush_out(helper);
+}
+
+static KVT_PRINTF(4, 5) int fail(struct helper *helper, uint16_t kind, int error,
+                                 const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    (void)vsnprintf(helper->said.why, sizeof(helper->said.why), format, args);
+    va_end(args);
+    helper->said.error = error;
+    (void)say(helper, kind, 0);
+    return HELPER_E_FAILED;
+}
+
+/* Waits for input. False: none came for a while, and there is something to do meanwhile. */
+static bool wait_input(struct helper *helper)
+{
+    struct pollfd pfd = {.fd = helper->fd, .events = POLLIN};
+    bool has_work = helper->db != NULL && kvt_index_db_has_backlog(helper->db);
+
+    return poll(&pfd, 1, has_work ? BACKLOG_MS : -1) != 0;
+}
+
+static int fill_in(struct helper *helper)
+{
+    ssize_t got;
+
+    memmove(helper->in, helper->in + helper->in_at, helper->in_end - helper->in_at);
+    helper->in_end -= helper->in_at;
+    helper->in_at = 0;
+    while (!wait_input(helper)) {
+        int r = kvt_index_db_commit(helper->db);
+
+        if (r < 0)
+            return fail(helper, KVT_WIRE_FAILED, r, "index cannot be written: %s", strerror(-r));
+    }
+    got = recv(helper->fd, helper->in + helper->in_end, SOCKET_BYTES - helper->in_end, 0);
+    if (got == 0 || (got < 0 && errno != EINTR))
+        return HELPER_E_END;
+    helper->in_end += got < 0 ? 0 : (uint64_t)got;
+    return 0;
+}
+
+static int receive(struct helper *helper)
+{
+    uint32_t bytes = 0;
+    int r;
+
+    while ((r = kvt_wire_check(helper->in + helper->in_at, helper->in_end - helper->in_at,
+                               &bytes)) == KVT_WIRE_E_SHORT) {
+        r = fill_in(helper);
+        if (r != 0)
+            return r;
+    }
+    if (r == 0) {
+        memcpy(helper->frame, helper->in + helper->in_at, bytes);
+        helper->in_at += bytes;
+        r = kvt_wire_parse(helper->frame, &helper->message);
+    }
+    if (r == KVT_WIRE_E_VERSION)
+        return fail(helper, KVT_WIRE_FAILED, -EPROTO,
+                    "kvtierd and its helper kvtierd-index are not of the same version");
+    if (r != 0)
+        return fail(helper, KVT_WIRE_FAILED, -EPROTO, "helper was sent what is no frame");
+    return 0;
+}
+
+/* ---- load ----------------------------------------------------------------------------------- */
+
+static int say_progress(struct helper *helper)
+{
+    struct kvt_index_db_stats stats;
+
+    kvt_index_db_stats(helper->db, &stats);
+    helper->said.used_bytes = stats.used_bytes;
+    helper->said.capacity_bytes = stats.capacity_bytes;
+    return say(helper, KVT_WIRE_PROGRESS, 0);
+}
+
+static void take_config(struct helper *helper)
+{
+    const struct kvt_index_config *hello = &helper->message.hello;
+    struct kvt_index_db_config *config = &helper->config;
+
+    config->path = hello->path;
+    config->bytes = hello->bytes;
+    memcpy(config->store_id, hello->store_id, sizeof(config->store_id));
+    memcpy(config->device_uuid, hello->device_uuid, sizeof(config->device_uuid));
+    memcpy(config->namespaces, hello->namespaces, sizeof(config->namespaces));
+}
+
+static int open_db(struct helper *helper, bool is_rebuild)
+{
+    const char *path = helper->config.path;
+    char why[KVT_INDEX_DB_WHY_BYTES] = "";
+    int r = is_rebuild ? kvt_index_db_replace(&helper->config) : 0;
+
+    if (r == 0)
+        r = kvt_index_db_open(&helper->db, &helper->config, why);
+    if (r == KVT_INDEX_DB_E_BAD)
+        return fail(helper, KVT_WIRE_BAD, 0, "%s", why);
+    if (r < 0)
+        return fail(helper, KVT_WIRE_FAILED, r, "index %.80s: %s", path,
+                    r == -EBUSY ? "is in use by another process" : strerror(-r));
+    return 0;
+}
+
+static int visit(void *ctx, const struct kvt_index_put *put)
+{
+    return say_put(ctx, put);
+}
+
+static int load(struct helper *helper)
+{
+    bool is_rebuild = helper->message.hello.is_rebuild_wanted;
+    int r;
+
+    take_config(helper);
+    r = open_db(helper, is_rebuild);
+    if (r == 0)
+        r = say_progress(helper);
+    if (r != 0)
+        return r;
+    r = kvt_index_db_walk(helper->db, visit, helper, &helper->said.loaded);
+    if (r == KVT_INDEX_DB_E_BAD)
+        return fail(helper, KVT_WIRE_BAD, 0, "index is damaged");
+    if (r < 0)
+        return fail(helper, KVT_WIRE_FAILED, r, "index cannot be read: %s", strerror(-r));
+    if (r != 0)
+        return r;
+    helper->said.loaded.was_rebuilt = is_rebuild;
+    helper->said.why[0] = '\0';
+    return say(helper, KVT_WIRE_LOADED, 0);
+}
+
+/* ---- serve ---------------------------------------------------------------------------------- */
+
+static int commit(struct helper *helper)
+{
+    struct kvt_index_db_stats stats;
+    int r = kvt_index_db_commit(helper->db);
+
+    if (r < 0)
+        return fail(helper, KVT_WIRE_FAILED, r, "index cannot be written: %s", strerror(-r));
+    kvt_index_db_stats(helper->db, &stats);
+    helper->said.used_bytes = stats.used_bytes;
+    helper->said.capacity_bytes = stats.capacity_bytes;
+    helper->said.refused = helper->refused;
+    return say(helper, KVT_WIRE_COMMITTED, helper->message.seq);
+}
+
+static int apply(struct helper *helper)
+{
+    int r = kvt_index_db_apply(helper->db, &helper->message.put);
+
+    if (r == KVT_INDEX_DB_E_FULL || r == -EINVAL) {
+        helper->refused++;
+        return 0;
+    }
+    if (r < 0)
+        return fail(helper, KVT_WIRE_FAILED, r, "index cannot be written: %s", strerror(-r));
+    return 0;
+}
+
+static int serve(struct helper *helper)
+{
+    int r = receive(helper);
+
+    if (r == 0 && helper->message.kind != KVT_WIRE_HELLO)
+        r = fail(helper, KVT_WIRE_FAILED, -EPROTO, "helper was not told what to open");
+    if (r == 0)
+        r = load(helper);
+    while (r == 0) {
+        r = receive(helper);
+        if (r != 0)
+            break;
+        switch (helper->message.kind) {
+        case KVT_WIRE_COMMIT:
+            r = commit(helper);
+            break;
+        case KVT_INDEX_PUT_ROW:
+        case KVT_INDEX_PUT_COPY:
+        case KVT_INDEX_PUT_DROP_COPY:
+        case KVT_INDEX_PUT_DROP_ROW:
+        case KVT_INDEX_PUT_DROP_OLD:
+            r = apply(helper);
+            break;
+        default:
+            r = fail(helper, KVT_WIRE_FAILED, -EPROTO, "helper was sent a message of kind %u",
+                     helper->message.kind);
+        }
+    }
+    return r;
+}
+
+int kvt_index_helper_serve(int fd)
+{
+    struct helper *helper = kvt_alloc_zeroed(1, sizeof(*helper));
+    int r = -ENOMEM;
+
+    if (helper == NULL)
+        return 1;
+    helper->fd = fd;
+    helper->in = kvt_alloc_aligned(8, SOCKET_BYTES);
+    helper->out = kvt_alloc_aligned(8, SOCKET_BYTES);
+    helper->frame = kvt_alloc_aligned(8, KVT_WIRE_BYTES_MAX);
+    if (helper->in != NULL && helper->out != NULL && helper->frame != NULL)
+        r = serve(helper);
+    helper->db = kvt_index_db_close(helper->db);
+    kvt_free(helper->in);
+    kvt_free(helper->out);
+    kvt_free(helper->frame);
+    kvt_free(helper);
+    return r == HELPER_E_END ? 0 : 1;
+}
