@@ -398,10 +398,11 @@ struct kvt_ans_dump {
 
 enum kvt_maintain_action {
     KVT_MAINTAIN_STATUS = 0,
-    KVT_MAINTAIN_DRAIN =
-        1, /* write what L3 lacks now; answered when that is over or the deadline
-              is near. It goes on after the answer; asked again, it is waited for */
-    KVT_MAINTAIN_SCRUB_START = 2, /* read what is on L3, to find rot; running: another rate */
+    /* Write what L3 lacks now; answered when that is over and durable, or when the deadline is
+     * near: it goes on then, and asked again it is waited for. */
+    KVT_MAINTAIN_DRAIN = 1,
+    /* Read what is on L3, to find rot; running: at another rate. */
+    KVT_MAINTAIN_SCRUB_START = 2,
     KVT_MAINTAIN_SCRUB_STOP = 3,
 };
 
