@@ -448,6 +448,21 @@ int unlink(const char *path)
     return unlinkat(AT_FDCWD, path, 0);
 }
 
+/* ---- what would take the journal away ---------------------------------------------------------
+ */
+
+/* Programs close what they did not open; the journal is not theirs to close. */
+int close_range(unsigned int first, unsigned int last, int flags)
+{
+    unsigned int journal = (unsigned int)journal_fd;
+
+    if (journal_fd < 0 || journal < first || journal > last)
+        return (int)syscall(SYS_close_range, first, last, flags);
+    if (first < journal && syscall(SYS_close_range, first, journal - 1, flags) < 0)
+        return -1;
+    return last == journal ? 0 : (int)syscall(SYS_close_range, journal + 1, last, flags);
+}
+
 /* ---- the names that large files have, and the rings that are refused --------------------------
  */
 

@@ -12,10 +12,12 @@ import tempfile
 CUTS = 40
 RECORD, SECTOR = 4096, 512
 
-# Writes records one behind the other, syncs after each thirteenth, keeps the count of synced ones
-# in a file that is O_DSYNC and a generation in a file that is replaced, then dies.
+# Closes what it did not open, writes records one behind the other, syncs after each thirteenth,
+# keeps the count of synced ones in a file that is O_DSYNC and a generation in a file that is
+# replaced, then dies.
 TOY = """
-import os, signal, sys
+import ctypes, os, signal, sys
+assert ctypes.CDLL(None).close_range(100, ctypes.c_uint(-1), 0) == 0
 directory, count = sys.argv[1], int(sys.argv[2])
 data = os.open(directory + "/data", os.O_RDWR | os.O_CREAT, 0o600)
 os.ftruncate(data, 2 << 20)
