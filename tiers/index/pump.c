@@ -151,6 +151,7 @@ static int lose(struct kvt_index_client *client, int error)
     atomic_store_explicit(&client->is_lost, true, memory_order_release);
     set_state(client, KVT_INDEX_LOST);
     tell_message(client, message);
+    ring_engine(client); /* the helper's end may take a while */
     return PUMP_E_OVER;
 }
 
@@ -364,6 +365,7 @@ static int commit(struct kvt_index_client *client)
     count(&client->base.counters.commits, 1);
     set(&client->base.counters.refused, message->refused);
     tell_message(client, message);
+    ring_engine(client); /* the next batch may be due already, and begins with a sync */
     return 0;
 }
 
