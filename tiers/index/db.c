@@ -187,6 +187,26 @@ static int entry_put(struct kvt_index_db *db, const uint8_t *key_bytes, uint8_t 
     return r != 0 ? db_dead(db, "put", r) : 0;
 }
 
+/* A copy of component 0 will come, most likely when pages around the row are full: the room is made
+ * now, so that the copy goes over it in place instead of splitting them. */
+static int place_put(struct kvt_index_db *db, const struct kvt_index_key *block)
+{
+    static const uint64_t none[KVT_RANKS_MAX];
+    struct kvt_index_put put = {.kind = KVT_INDEX_PUT_COPY,
+                                .key = *block,
+                                .shards_count = KVT_MAX(db->shards[block->ns], (uint16_t)1),
+                                .slot_offsets = none,
+                                .run_offsets = none};
+    uint8_t bytes[KVT_INDEX_KEY_BYTES], value[KVT_INDEX_VALUE_BYTES_MAX];
+    MDB_val key = {sizeof(bytes), bytes}, data = {0, value};
+    int r;
+
+    kvt_index_key_write(bytes, block, KVT_INDEX_TYPE_COPY);
+    data.mv_size = kvt_index_copy_write(value, bytes, db->seed, &put);
+    r = db->lmdb->put(db->txn, db->dbi, &key, &data, MDB_NOOVERWRITE);
+    return r != 0 && r != MDB_KEYEXIST ? db_dead(db, "put", r) : 0;
+}
+
 static int row_put(struct kvt_index_db *db, const struct kvt_index_put *put)
 {
     uint8_t key[KVT_INDEX_KEY_BYTES], value[KVT_INDEX_VALUE_BYTES_MAX];
@@ -198,7 +218,7 @@ static int row_put(struct kvt_index_db *db, const struct kvt_index_put *put)
     puts = 1 + (uint32_t)kvt_div_up(shape.parts_count, 8);
     r = txn_ready(db, puts);
     if (r == 0)
-        r = db_room_check(db, 1 + shape.parts_count);
+        r = db_room_check(db, 2 + shape.parts_count);
     if (r != 0)
         return r;
     kvt_index_key_write(key, &put->key, KVT_INDEX_TYPE_ROW);
@@ -207,7 +227,7 @@ static int row_put(struct kvt_index_db *db, const struct kvt_index_put *put)
         kvt_index_key_write(key, &put->key, (uint8_t)(KVT_INDEX_TYPE_PART + i));
         r = entry_put(db, key, value, kvt_index_part_write(value, key, db->seed, put, i));
     }
-    return r;
+    return r == 0 ? place_put(db, &put->key) : r;
 }
 
 static int copy_put(struct kvt_index_db *db, const struct kvt_index_put *put)
@@ -219,6 +239,8 @@ static int copy_put(struct kvt_index_db *db, const struct kvt_index_put *put)
         r = db_room_check(db, 1);
     if (r != 0)
         return r;
+    if (put->component == 0)
+        db->shards[put->key.ns] = put->shards_count;
     kvt_index_key_write(key, &put->key, (uint8_t)(KVT_INDEX_TYPE_COPY + put->component));
     return entry_put(db, key, value, kvt_index_copy_write(value, key, db->seed, put));
 }

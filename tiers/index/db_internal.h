@@ -33,6 +33,7 @@ struct kvt_index_db {
     uint64_t seed;
     struct kvt_index_ns namespaces[KVT_NAMESPACES_MAX];
     uint64_t old_epochs[KVT_NAMESPACES_MAX]; /* rows below are gone, or going (has_backlog) */
+    uint16_t shards[KVT_NAMESPACES_MAX];     /* of component 0, as copies have been put; a guess */
     bool has_backlog;
     struct kvt_index_key backlog_from; /* what is before has been looked at */
     /* As of the last commit. */

@@ -114,7 +114,7 @@ bool kvt_index_put_is_sound(const struct kvt_index_put *put)
         return key_is_sound(&put->key) && row_is_sound(put);
     case KVT_INDEX_PUT_COPY:
         return key_is_sound(&put->key) && put->component < KVT_COMPONENTS_MAX &&
-               put->shards_count > 0 && put->shards_count <= KVT_RANKS_MAX &&
+               put->content != 0 && put->shards_count > 0 && put->shards_count <= KVT_RANKS_MAX &&
                put->slot_offsets != NULL && put->run_offsets != NULL;
     case KVT_INDEX_PUT_DROP_COPY:
         return key_is_sound(&put->key) && put->component < KVT_COMPONENTS_MAX;

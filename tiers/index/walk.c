@@ -211,6 +211,8 @@ static int entry_see(struct walk *walk, uint8_t type, const uint8_t *value, bool
     }
     if (!is_sound || type >= KVT_INDEX_TYPE_PART)
         return drop_add(walk, &walk->key, type);
+    if (kvt_index_copy_content(value) == 0) /* room for a copy that never came */
+        return 0;
     entry_add(walk, type, value);
     walk->rows[walk->rows_count].is_alive = true;
     return 0;
