@@ -133,6 +133,38 @@ class Ctl(unittest.TestCase):
         self.daemon.send_signal(signal.SIGTERM)
         self.assertEqual(self.daemon.wait(60), 0)
 
+    def test_l3_offline(self):
+        self.fill()
+        self.ok("drain")
+        self.daemon.send_signal(signal.SIGTERM)
+        self.assertEqual(self.daemon.wait(60), 0)
+        path = os.path.join(self.scratch.name, "l3")
+        with open(path, "rb") as file:
+            before = file.read()
+        self.assertIn("format version 2", self.ok("l3", "inspect", path))
+        found = json.loads(self.ok("l3", "inspect", path, "--json"))
+        self.assertEqual((found["path"], found["version"], found["is_verified"]), (path, 2, False))
+        self.assertEqual((found["device_bytes"], found["there_bytes"]), (len(before),) * 2)
+        slots = found["slots"]
+        self.assertGreater(slots["good"] + slots["stale"] + slots["other"], 0)
+        found = json.loads(self.ok("l3", "verify", path, "--json"))
+        self.assertEqual((found["bad"], found["unreadable_bytes"]), ([], 0))
+        self.assertEqual(found["read_bytes"] // 2**20, len(before) // 2**20 - 2)
+        with open(path, "rb") as file:
+            self.assertEqual(file.read(), before)
+        # One copy of the superblock is damaged: it serves, and verify says so.
+        with open(path, "r+b") as file:
+            file.seek(4096)
+            file.write(b"x")
+        self.assertEqual(self.ctl("l3", "inspect", path)[0], 0)
+        code, out, _ = self.ctl("l3", "verify", path)
+        self.assertEqual(code, 1)
+        self.assertIn("B DAMAGED", out)
+        code, _, err = self.ctl("l3", "verify", __file__)
+        self.assertEqual(code, 4)
+        self.assertIn("is not of kvtierd", err)
+        self.assertEqual(self.ctl("l3", "verify", path + ".none")[0], 4)
+
     def test_doctor_and_no_daemon(self):
         code, out, _ = self.ctl("doctor", "--json")
         findings = json.loads(out)["findings"]

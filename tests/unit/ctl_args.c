@@ -85,6 +85,9 @@ static void test_options_before_and_after(void **state)
     assert_int_equal(args.rate_bytes_per_s, 1536 * KVT_KIB);
     assert_true(args.operands_count == 1 && args.is_json);
     assert_string_equal(args.operands[0], "start");
+    assert_int_equal(parse(&args, "l3 verify /a/b --json", said), KVT_CTL_OK);
+    assert_true(args.command == KVT_CTL_L3 && args.operands_count == 2 && args.is_json);
+    assert_string_equal(args.operands[1], "/a/b");
 }
 
 static void test_usage_errors(void **state)
@@ -120,6 +123,11 @@ static void test_usage_errors(void **state)
         {"scrub start --rate 64M", "does not take '64M'"},
         {"scrub start --rate 0", "does not take '0'"},
         {"scrub stop --rate 1MiB", "--rate is for 'scrub start'"},
+        {"l3", "l3 needs inspect|verify"},
+        {"l3 verify", "l3 needs PATH"},
+        {"l3 format /x", "'format' is not one of"},
+        {"l3 verify /x /y", "takes no argument '/y'"},
+        {"l3 verify /x --yes", "l3 does not know --yes"},
         {"drain now", "takes no argument 'now'"},
         {"drain --wait 0", "does not take '0'"},
     };

@@ -91,6 +91,15 @@ static const struct command {
                        "found since the\ndaemon's start. A bad copy is dropped: a miss, before "
                        "anybody waited for it. Exit 1\nwhen some were bad.\n",
                        {"start|stop|status"}},
+    [KVT_CTL_L3] = {"l3",
+                    "look at a file or device of L3, without a daemon",
+                    COMMON,
+                    "inspect shows superblock, state, namespaces and how many slots of each size "
+                    "there are;\nverify also reads every byte of it and says where what is "
+                    "damaged lies: exit 1 when\nsomething is. Neither ever writes. While a daemon "
+                    "uses it, good slots may look bad.\nExit 4: it cannot be read, or is not of "
+                    "kvtierd.\n",
+                    {"inspect|verify", "PATH"}},
     [KVT_CTL_HEALTH] = {"health", "is it serving? (for probes)", COMMON | BIT(STRICT),
                         "Exit 0 serving, 1 not serving (or degraded, with --strict), 3 no "
                         "daemon.\n"},

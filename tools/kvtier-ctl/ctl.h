@@ -35,6 +35,7 @@ enum kvt_ctl_command_id {
     KVT_CTL_RESET,
     KVT_CTL_DRAIN,
     KVT_CTL_SCRUB,
+    KVT_CTL_L3,
     KVT_CTL_HEALTH,
     KVT_CTL_DOCTOR,
     KVT_CTL_COMMANDS
@@ -135,5 +136,6 @@ int kvt_ctl_run_tree(const struct kvt_ctl_args *args);
 int kvt_ctl_run_evict(const struct kvt_ctl_args *args);
 int kvt_ctl_run_reset(const struct kvt_ctl_args *args);
 int kvt_ctl_run_maintain(const struct kvt_ctl_args *args); /* drain, scrub */
+int kvt_ctl_run_l3(const struct kvt_ctl_args *args);
 int kvt_ctl_run_health(const struct kvt_ctl_args *args);
 int kvt_ctl_run_doctor(const struct kvt_ctl_args *args);

@@ -24,6 +24,8 @@ static int run(const struct kvt_ctl_args *args)
     case KVT_CTL_DRAIN:
     case KVT_CTL_SCRUB:
         return kvt_ctl_run_maintain(args);
+    case KVT_CTL_L3:
+        return kvt_ctl_run_l3(args);
     case KVT_CTL_HEALTH:
         return kvt_ctl_run_health(args);
     case KVT_CTL_DOCTOR:
