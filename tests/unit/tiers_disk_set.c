@@ -340,6 +340,82 @@ static void test_reap_is_fair(void **state)
     disk_world_reap(world, ALL - 2 * DEVICES);
 }
 
+/* A device that vanishes under load: its zone goes out of service, the others go on with the right
+ * bytes, every transfer and every flush ends. */
+static void vanish(struct disk_world *world, int error)
+{
+    uint32_t good = 0, refused = 0;
+
+    disk_world_open(world);
+    all_run(world, false, 500);
+    for (uint32_t round = 0; round < 40; round++) {
+        uint32_t gone = 0;
+
+        all_make(world, round % 2 == 0, 500);
+        (void)disk_world_flush(world, ALL);
+        (void)disk_world_flush(world, ALL + 1);
+        world->xfers[ALL + 1].dst = (struct kvt_place){
+            .kind = KVT_PLACE_DISK, .offset_bytes = disk_world_offset(world, 2, 0)};
+        disk_world_submit(world, 0, ALL + 2);
+        if (round == 10)
+            atomic_store(&world->shims[1].gone_result, error);
+        disk_world_reap(world, ALL + 2);
+        for (uint32_t i = 0; i < ALL; i++) {
+            int status = world->xfers[i].status;
+
+            if (i % DEVICES != 1 || round < 10) {
+                assert_int_equal(status, KVT_XFER_DONE);
+                assert_true(round % 2 == 1 || disk_world_is_filled(world, ALL + i, 500 + i));
+                good++;
+                continue;
+            }
+            assert_true(status == error || status == KVT_XFER_OUT_OF_SERVICE ||
+                        (status == KVT_XFER_DONE && round == 10));
+            gone++;
+            refused += status == KVT_XFER_OUT_OF_SERVICE;
+        }
+        assert_true(round < 10 || gone == SLOTS);
+        assert_int_equal(world->xfers[ALL + 1].status, KVT_XFER_DONE);
+        assert_true(round >= 10 || world->xfers[ALL].status == KVT_XFER_DONE);
+    }
+    assert_int_equal(good, 40 * ALL - 30 * SLOTS);
+    assert_true(refused >= 20 * SLOTS);
+    assert_int_equal(world->tier->zones[1].counters->health, KVT_TIER_HEALTH_OUT);
+    assert_int_equal(world->tier->zones[1].counters->outages, 1);
+    assert_int_equal(world->tier->zones[0].counters->health, KVT_TIER_HEALTH_OK);
+    assert_int_equal(world->tier->counters.health, KVT_TIER_HEALTH_OK);
+    assert_int_equal(world->tier->counters.outages, 1);
+}
+
+static void test_vanish(void **state)
+{
+    struct disk_world *world = *state;
+
+    for (uint32_t i = 0; i < DEVICES; i++)
+        world->config.devices[i].failures_max = 4;
+    vanish(world, -EIO);
+    /* It is plugged in again. */
+    atomic_store(&world->shims[1].gone_result, 0);
+    disk_world_wait_health(world->tier->zones[1].counters, KVT_TIER_HEALTH_OK);
+    all_run(world, false, 600);
+    flush_run(world, KVT_XFER_DONE);
+    all_run(world, true, 600);
+    assert_int_equal(disk_world_count(world, 0, ALL, KVT_XFER_DONE), ALL);
+    world->tier = kvt_tier_close(world->tier);
+    vanish(world, -ENODEV);
+}
+
+static void test_vanish_plain_calls(void **state)
+{
+    struct disk_world *world = *state;
+
+    for (uint32_t i = 0; i < DEVICES; i++) {
+        world->config.devices[i].failures_max = 4;
+        world->shims[i].ring_result = -EPERM;
+    }
+    vanish(world, -ENODEV);
+}
+
 static uint32_t fail_at, allocations;
 
 static bool alloc_fault(size_t bytes, void *ctx)
@@ -386,6 +462,8 @@ int main(void)
         WORLD_TEST(test_slow_device),
         WORLD_TEST(test_full),
         WORLD_TEST(test_reap_is_fair),
+        WORLD_TEST(test_vanish),
+        WORLD_TEST(test_vanish_plain_calls),
         WORLD_TEST(test_open_without_memory),
     };
 
