@@ -175,6 +175,14 @@ static int shim_pass(struct disk_shim *shim, struct kvt_disk_ring *ring,
     return (int)count;
 }
 
+static bool is_bad(struct disk_shim *shim, const struct kvt_disk_sqe *sqe)
+{
+    uint64_t bad = atomic_load(&shim->bad_offset_bytes);
+
+    return bad != 0 && sqe->op != KVT_DISK_OP_FLUSH && bad >= sqe->offset_bytes &&
+           bad - sqe->offset_bytes < sqe->bytes;
+}
+
 static int shim_submit(void *ctx, struct kvt_disk_ring *ring, const struct kvt_disk_sqe *sqes,
                        uint32_t count)
 {
@@ -193,6 +201,7 @@ static int shim_submit(void *ctx, struct kvt_disk_ring *ring, const struct kvt_d
             continue;
         atomic_fetch_add(&shim->requests[sqes[i].op], 1);
         shim->op_by_flight[idx] = (uint64_t)sqes[i].op;
+        shim->is_bad[idx] = is_bad(shim, &sqes[i]);
         shim->is_probe[idx] =
             sqes[i].op != KVT_DISK_OP_FLUSH && sqes[i].offset_bytes < KVT_DISK_DATA_OFFSET_BYTES;
     }
@@ -214,7 +223,9 @@ static void shim_distort(struct disk_shim *shim, struct kvt_disk_cqe *cqe)
         return;
     if (every > 1 && ++shim->counted % every != 0)
         return;
-    if (atomic_load(&shim->interrupts) > 0) {
+    if (shim->is_bad[idx]) {
+        result = -EIO;
+    } else if (atomic_load(&shim->interrupts) > 0) {
         atomic_fetch_sub(&shim->interrupts, 1);
         result = -EINTR;
     } else if (shim->op_by_flight[idx] == KVT_DISK_OP_READ)

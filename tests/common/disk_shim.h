@@ -31,6 +31,7 @@ struct disk_shim {
     atomic_bool is_holding;               /* completions are kept back until this falls */
     atomic_bool is_stuck;                 /* requests stay with the shim until this falls */
     atomic_int gone_result;               /* < 0: from now on everything answers this */
+    _Atomic uint64_t bad_offset_bytes;    /* of the file: requests that touch this byte fail; 0 */
     atomic_uint interrupts;               /* so many completions become EINTR */
     atomic_int submit_result;             /* < 0: instead of submitting */
     atomic_uint submit_failures;          /* so many times */
@@ -39,6 +40,7 @@ struct disk_shim {
     /* The thread's own. */
     struct kvt_disk_sqe stuck[SHIM_STUCK_MAX];
     uint32_t stuck_count;
+    bool is_bad[64]; /* last request of each index touches the bad byte */
     struct kvt_disk_cqe held[SHIM_HELD_MAX], old[64];
     uint32_t held_count, old_count, counted;
     bool is_probe[64];         /* last request of each index is the superblock's */

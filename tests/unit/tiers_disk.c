@@ -132,13 +132,15 @@ static struct kvt_slot_key key_of(uint64_t generation)
                                  .block_tokens = BLOCK_TOKENS};
 }
 
-/* Between memory slot @memory_slot and disk slot @disk_slot. */
+/* Between memory slot @memory_slot and disk slot @disk_slot. Slots that follow each other do not
+ * lie so on disk: here each has a request of its own. */
 static struct kvt_xfer xfer_make(const struct world *world, bool is_read, uint32_t memory_slot,
                                  uint32_t disk_slot, uint64_t generation)
 {
     struct kvt_place host = {.kind = KVT_PLACE_HOST,
                              .offset_bytes = memory_slot * world->slot_bytes};
-    struct kvt_place disk = {.kind = KVT_PLACE_DISK, .offset_bytes = disk_slot * world->slot_bytes};
+    struct kvt_place disk = {.kind = KVT_PLACE_DISK,
+                             .offset_bytes = disk_slot * 7 % SLOTS * world->slot_bytes};
 
     return (struct kvt_xfer){.src = is_read ? disk : host,
                              .dst = is_read ? host : disk,

@@ -12,6 +12,11 @@
  * hang_ns past its deadline: it is tried again when it has given back what it held. (Where io_uring
  * is forbidden a hanging call hangs the thread, and nobody sees it.)
  *
+ * Transfers that follow each other in the queue, on disk and in memory are one request of up to
+ * 1 MiB; each is verified, and fails, by itself. Foreground goes before background, and while
+ * foreground reads come, hardly any background is in flight (256 KiB or one transfer): what a read
+ * finds in the device's queue is what it waits for. Background may so get less than its budget.
+ *
  * What waits for a device is late at its deadline, whether the device moves or not. A flush that
  * fails takes the device out of service at once (tier.h says what is lost): flushes fail like that
  * one until its failure was reaped and a probe, which ends with a flush, was good.

@@ -158,6 +158,8 @@ void kvt_disk_begin(struct kvt_disk *disk, struct kvt_worker_queue xfers, enum k
         flight->disk_offset_bytes =
             op == KVT_DISK_OP_READ ? first->src.offset_bytes : first->dst.offset_bytes;
         KVT_DEBUG_ASSERT(is_disjoint(disk, flight));
+        flight->is_background = (first->flags & KVT_XFER_BACKGROUND) != 0;
+        disk->background_bytes += flight->is_background ? flight->bytes : 0;
         kvt_disk_window_start(window_of(disk, op), flight->bytes, disk->now_ns);
     }
     flight_issue(disk, flight);
@@ -244,6 +246,7 @@ static void move_end(struct kvt_disk *disk, struct kvt_xfer *xfer, bool is_read,
     struct kvt_tier_counters *counters = &disk->worker.tier.counters;
     uint64_t number = xfer->done_ns;
 
+    kvt_disk_read_ended(disk, xfer);
     if (status == KVT_XFER_DONE) {
         kvt_worker_count(is_read ? &counters->reads : &counters->writes, 1);
         kvt_worker_count(is_read ? &counters->read_bytes : &counters->written_bytes,
@@ -270,6 +273,7 @@ static void move_complete(struct kvt_disk *disk, struct kvt_disk_flight *flight,
     }
     done_bytes = flight->done_bytes;
     kvt_disk_window_done(window_of(disk, flight->op), bytes, disk->now_ns);
+    disk->background_bytes -= flight->is_background ? bytes : 0;
     flight_give(disk, flight);
     while (xfers.head != NULL) {
         struct kvt_xfer *xfer = kvt_worker_queue_pop(&xfers);

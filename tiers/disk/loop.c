@@ -10,6 +10,9 @@
 #define RING_ENTRIES 128u
 #define STUCK_WAIT_NS KVT_NS_PER_MS /* the kernel did not take the batch: ask again soon */
 #define VERIFY_SLICE_BYTES (256u * KVT_KIB)
+#define MERGE_BYTES_MAX KVT_MIB       /* of a chain */
+#define PACE_NS (20u * KVT_NS_PER_MS) /* so long after a foreground read the next is expected */
+#define PACED_BYTES (256u * KVT_KIB)  /* of background in flight meanwhile, or one transfer */
 #define LATE_SLICE_NS KVT_NS_PER_MS
 #define REAPED_WAIT_NS (10u * KVT_NS_PER_MS)
 #define STOP_WAIT_NS (100u * KVT_NS_PER_MS)
@@ -60,12 +63,27 @@ void kvt_disk_again_alone(struct kvt_disk *disk, struct kvt_xfer *xfer, int dire
     disk->late_at_ns = KVT_MIN(disk->late_at_ns, xfer->deadline_ns);
 }
 
+static bool is_foreground_read(const struct kvt_xfer *xfer)
+{
+    return xfer->src.kind == KVT_PLACE_DISK && !(xfer->flags & KVT_XFER_BACKGROUND);
+}
+
+void kvt_disk_read_ended(struct kvt_disk *disk, const struct kvt_xfer *xfer)
+{
+    if (!is_foreground_read(xfer))
+        return;
+    KVT_ASSERT(disk->foreground_reads > 0);
+    disk->foreground_reads--;
+    disk->foreground_until_ns = kvt_time_add(disk->now_ns, PACE_NS);
+}
+
 /* A transfer that was not started, or not to its end, is given back with @status. */
 static void queued_end(struct kvt_disk *disk, struct kvt_xfer *xfer, bool is_write, int status)
 {
     uint64_t number = xfer->done_ns;
 
     xfer->started_ns = disk->now_ns;
+    kvt_disk_read_ended(disk, xfer);
     kvt_disk_finish(disk, xfer, status);
     if (is_write)
         kvt_disk_write_ended(disk, number);
@@ -259,6 +277,7 @@ static void loop_collect(struct kvt_disk *disk)
             continue;
         }
         direction = loop_direction(xfer);
+        disk->foreground_reads += is_foreground_read(xfer);
         xfer_assert(disk, xfer, direction);
         if (direction == DISK_WRITE) {
             KVT_DEBUG_ASSERT(kvt_slot_header_check(disk->host_memory + xfer->src.offset_bytes,
@@ -272,7 +291,16 @@ static void loop_collect(struct kvt_disk *disk)
     }
 }
 
-/* Foreground first, but one in a row is background. NULL: none is waiting. */
+/* How much more background may be in flight. While foreground reads come, each waits in the device
+ * behind what it finds there: then there is little. One transfer always may. */
+static uint64_t background_room(const struct kvt_disk *disk)
+{
+    if (disk->foreground_reads == 0 && disk->now_ns >= disk->foreground_until_ns)
+        return UINT64_MAX;
+    return PACED_BYTES - KVT_MIN(disk->background_bytes, PACED_BYTES);
+}
+
+/* Foreground first, but one in a row is background. NULL: none is waiting, or has to wait. */
 static struct kvt_worker_queue *queue_next(struct kvt_disk *disk, int direction)
 {
     struct kvt_worker_queue *foreground = &disk->queues[direction][DISK_FOREGROUND];
@@ -281,9 +309,50 @@ static struct kvt_worker_queue *queue_next(struct kvt_disk *disk, int direction)
     if (disk->queues[direction][DISK_ALONE].head != NULL)
         return &disk->queues[direction][DISK_ALONE];
     if (background->head != NULL &&
+        (disk->background_bytes == 0 || background->head->slot_bytes <= background_room(disk)) &&
         (foreground->head == NULL || disk->foreground_row[direction] >= KVT_WORKER_FOREGROUND_ROW))
         return background;
     return foreground->head != NULL ? foreground : NULL;
+}
+
+static uint64_t host_offset(const struct kvt_xfer *xfer, int direction)
+{
+    return direction == DISK_READ ? xfer->dst.offset_bytes : xfer->src.offset_bytes;
+}
+
+static uint64_t disk_offset(const struct kvt_xfer *xfer, int direction)
+{
+    return direction == DISK_READ ? xfer->src.offset_bytes : xfer->dst.offset_bytes;
+}
+
+/* The next of @queue to start and, behind it, what continues it on disk and in memory, while there
+ * is room: one request for all of them. */
+static struct kvt_worker_queue chain_take(struct kvt_disk *disk, struct kvt_worker_queue *queue,
+                                          int direction)
+{
+    struct kvt_worker_queue chain = {0};
+    bool is_background = queue == &disk->queues[direction][DISK_BACKGROUND];
+    uint64_t room = KVT_MIN(kvt_disk_window_room(&disk->windows[direction]),
+                            is_background ? background_room(disk) : UINT64_MAX);
+    struct kvt_xfer *last = kvt_worker_queue_pop(queue), *next;
+    uint64_t buffer = host_offset(last, direction) / KVT_GIB; /* what is registered at once */
+    uint64_t bytes = last->slot_bytes;
+
+    kvt_worker_queue_push(&chain, last);
+    while (queue != &disk->queues[direction][DISK_ALONE] && (next = queue->head) != NULL) {
+        uint64_t end = host_offset(last, direction) + last->slot_bytes;
+
+        if (host_offset(next, direction) != end ||
+            disk_offset(next, direction) != disk_offset(last, direction) + last->slot_bytes ||
+            bytes + next->slot_bytes > KVT_MIN(room, MERGE_BYTES_MAX) ||
+            (end + next->slot_bytes - 1) / KVT_GIB != buffer ||
+            kvt_worker_is_late(next, disk->now_ns))
+            break;
+        bytes += next->slot_bytes;
+        last = kvt_worker_queue_pop(queue);
+        kvt_worker_queue_push(&chain, last);
+    }
+    return chain;
 }
 
 static void loop_start_moves(struct kvt_disk *disk, int direction)
@@ -292,7 +361,7 @@ static void loop_start_moves(struct kvt_disk *disk, int direction)
 
     while (disk->free_count > KVT_DISK_FLIGHTS_RESERVED &&
            (queue = queue_next(disk, direction)) != NULL) {
-        struct kvt_worker_queue chain = {0};
+        struct kvt_worker_queue chain;
 
         if (kvt_worker_is_late(queue->head, disk->now_ns)) { /* of the current slice */
             queued_end(disk, kvt_worker_queue_pop(queue), direction == DISK_WRITE, KVT_XFER_LATE);
@@ -304,7 +373,7 @@ static void loop_start_moves(struct kvt_disk *disk, int direction)
             disk->foreground_row[direction] = queue == &disk->queues[direction][DISK_FOREGROUND]
                                                   ? disk->foreground_row[direction] + 1
                                                   : 0;
-        kvt_worker_queue_push(&chain, kvt_worker_queue_pop(queue));
+        chain = chain_take(disk, queue, direction);
         kvt_disk_begin(disk, chain, direction == DISK_READ ? KVT_DISK_OP_READ : KVT_DISK_OP_WRITE);
         /* Requests that are plain calls take their time here: let newer ones pass. */
         if (disk->ring == NULL)

@@ -47,7 +47,7 @@ struct kvt_disk_flight {
     uint32_t xfers_count;
     enum kvt_disk_op op;
     uint32_t generation;
-    bool is_used;
+    bool is_used, is_background;
     uint32_t refusals, shorts; /* requests again: refused for now; came back short */
     uint64_t host_offset_bytes, disk_offset_bytes, bytes;
     uint64_t done_bytes;  /* by requests that came back short */
@@ -76,9 +76,12 @@ struct kvt_disk {
     uint32_t foreground_row[DISK_DIRECTIONS];
     struct kvt_worker_queue flushes, verifying;
     bool is_flushing;
-    uint64_t number;      /* of the next write or flush */
-    uint32_t open_writes; /* queued or in flight */
-    uint64_t late_at_ns;  /* nothing in a queue is late before */
+    uint64_t background_bytes;    /* in flight */
+    uint32_t foreground_reads;    /* queued or in flight */
+    uint64_t foreground_until_ns; /* without any, the next is expected until then */
+    uint64_t number;              /* of the next write or flush */
+    uint32_t open_writes;         /* queued or in flight */
+    uint64_t late_at_ns;          /* nothing in a queue is late before */
 
     bool is_out, is_probing;
     /* Of calls outside the thread that flush (catalog, sync): under way now; -errno of the last one
@@ -111,6 +114,8 @@ void kvt_disk_finish(struct kvt_disk *disk, struct kvt_xfer *xfer, int status);
 /* loop.c: told by flight.c. */
 void kvt_disk_write_ended(struct kvt_disk *disk, uint64_t number);
 void kvt_disk_again_alone(struct kvt_disk *disk, struct kvt_xfer *xfer, int direction);
+/* Of any transfer whose time on the device, or before it, is over. */
+void kvt_disk_read_ended(struct kvt_disk *disk, const struct kvt_xfer *xfer);
 /* Of a request; a read that came back counts when it is verified, with the next one. */
 void kvt_disk_note_result(struct kvt_disk *disk, bool is_failure);
 void kvt_disk_note_verdict(struct kvt_disk *disk, enum kvt_slot_verdict verdict);

@@ -23,6 +23,11 @@ bool kvt_disk_window_has_room(struct kvt_disk_window *window, uint64_t bytes)
     return false;
 }
 
+uint64_t kvt_disk_window_room(const struct kvt_disk_window *window)
+{
+    return window->bytes - KVT_MIN(window->inflight_bytes, window->bytes);
+}
+
 void kvt_disk_window_start(struct kvt_disk_window *window, uint64_t bytes, uint64_t now_ns)
 {
     /* A pause is not slowness of the device: the round begins anew. */

@@ -24,5 +24,7 @@ struct kvt_disk_window {
 void kvt_disk_window_init(struct kvt_disk_window *window, uint64_t fixed_bytes);
 /* Whether @bytes more may start; one transfer always may. Notes when the window was the limit. */
 bool kvt_disk_window_has_room(struct kvt_disk_window *window, uint64_t bytes);
+/* How many bytes have room now. */
+uint64_t kvt_disk_window_room(const struct kvt_disk_window *window);
 void kvt_disk_window_start(struct kvt_disk_window *window, uint64_t bytes, uint64_t now_ns);
 void kvt_disk_window_done(struct kvt_disk_window *window, uint64_t bytes, uint64_t now_ns);
