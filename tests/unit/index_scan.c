@@ -38,6 +38,7 @@ struct image {
     bool is_failed[IMAGE_BYTES / READ_BYTES];
     uint64_t done;
     uint32_t stop_after; /* slots; 0: never */
+    uint64_t stop_at;    /* bytes; 0: never */
     uint32_t reported;
 };
 
@@ -335,13 +336,14 @@ static int on_found(void *ctx, const struct kvt_scan_slot *slot)
     return 0;
 }
 
-static void on_progress(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
+static int on_progress(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
 {
     struct image *image = ctx;
 
     assert_int_equal(total_bytes, IMAGE_BYTES);
     assert_true(done_bytes > image->done && done_bytes <= total_bytes);
     image->done = done_bytes;
+    return image->stop_at != 0 && done_bytes >= image->stop_at ? 43 : 0;
 }
 
 static int image_scan(struct image *image, struct kvt_scan_report *ret_report)
@@ -443,7 +445,7 @@ static void test_file_is_cut(void **state)
     image_free(image);
 }
 
-static void test_found_ends_it(void **state)
+static void test_calls_end_it(void **state)
 {
     struct image *image = image_new(6);
     struct kvt_scan_report report;
@@ -453,6 +455,11 @@ static void test_found_ends_it(void **state)
     assert_int_equal(image_scan(image, &report), 42);
     assert_int_equal(image->reported, 3);
     assert_int_equal(report.slots, 3);
+    image_free(image);
+    image = image_new(6);
+    image->stop_at = IMAGE_BYTES / 3;
+    assert_int_equal(image_scan(image, &report), 43);
+    assert_int_equal(report.read_bytes, kvt_round_up(IMAGE_BYTES / 3, READ_BYTES));
     image_free(image);
 }
 
@@ -548,7 +555,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_finds_all),   cmocka_unit_test(test_reads_that_fail),
-        cmocka_unit_test(test_file_is_cut), cmocka_unit_test(test_found_ends_it),
+        cmocka_unit_test(test_file_is_cut), cmocka_unit_test(test_calls_end_it),
         cmocka_unit_test(test_file),        cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_run_offsets),
     };

@@ -377,8 +377,8 @@ static int pieces_look(struct scan *scan)
             candidate_give_up(scan);
         scan->report.read_bytes += piece->bytes;
         scan->report.skipped_bytes += piece->wanted_bytes - piece->bytes;
-        if (scan->calls->progress != NULL)
-            scan->calls->progress(scan->calls->ctx, offset, reader->total_bytes);
+        if (r == 0 && scan->calls->progress != NULL)
+            r = scan->calls->progress(scan->calls->ctx, offset, reader->total_bytes);
         carried = r == 0 ? bytes - done : 0;
         KVT_ASSERT(carried <= LEAD_BYTES);
         tail = data + done;

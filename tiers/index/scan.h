@@ -24,7 +24,7 @@ struct kvt_scan_config {
     uint64_t data_offset_bytes, data_bytes;
     uint8_t store_id[KVT_STORE_ID_BYTES];
     const struct kvt_index_ns *namespaces; /* KVT_NAMESPACES_MAX of them */
-    uint64_t unit_bytes;                   /* of the slab allocator; 0: 2 MiB */
+    uint32_t unit_bytes;                   /* of the slab allocator; 0: 2 MiB */
     uint32_t read_bytes;                   /* a read; 0: 4 MiB. Multiple of 4 KiB, >= 64 KiB */
     /* Faults: called by the reading thread in place of pread. NULL: pread. */
     ssize_t (*pread)(void *ctx, int fd, void *data, size_t bytes, uint64_t offset);
@@ -52,11 +52,12 @@ struct kvt_scan_report {
 struct kvt_scan_calls {
     /* Not 0: the scan ends, and that is what it returns. */
     int (*found)(void *ctx, const struct kvt_scan_slot *slot);
-    void (*progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes); /* or NULL */
+    int (*progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes); /* or NULL */
     void *ctx;
 };
 
-/* 0; -errno: the file cannot be opened, no memory, no thread; or what found() returned. The report
+/* 0; -errno: the file cannot be opened, no memory, no thread; or what found() or progress()
+ * returned. The report
  * is set whatever is returned. */
 KVT_MUST_USE int kvt_scan_run(const struct kvt_scan_config *config,
                               const struct kvt_scan_calls *calls,
