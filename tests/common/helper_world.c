@@ -11,7 +11,7 @@
 
 #include "daemon/base/clock.h"
 
-void helper_world_pause(unsigned ms)
+void helper_world_pause(uint64_t ms)
 {
     struct timespec pause = {.tv_nsec = (long)(ms * KVT_NS_PER_MS)};
 

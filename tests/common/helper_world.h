@@ -33,7 +33,7 @@ struct helper_world {
 
 int helper_world_make(void **state);
 int helper_world_free(void **state);
-void helper_world_pause(unsigned ms);
+void helper_world_pause(uint64_t ms);
 
 /* Opens the index of the configuration; the second waits until it is loaded. */
 void helper_world_open(struct helper_world *world);
