@@ -110,7 +110,12 @@ static void check_row(const struct kvt_index_put *put)
     assert_int_equal(put->parent_id, row.parent_id);
     assert_int_equal(put->tokens_count, BLOCK_TOKENS);
     assert_memory_equal(put->tokens, row.tokens, 4 * BLOCK_TOKENS);
-    assert_int_equal(put->root_key_bytes, row.root_key_bytes);
+    if (row.root_key != NULL && put->root_key_bytes == 1 + KVT_FINGERPRINT_BYTES) {
+        assert_int_equal(put->root_key[0], 0xd1); /* made anew: the key itself is not known */
+        row.root_key = NULL;
+    } else {
+        assert_int_equal(put->root_key_bytes, row.root_key_bytes);
+    }
     if (row.root_key != NULL)
         assert_memory_equal(put->root_key, row.root_key, row.root_key_bytes);
     assert_int_equal(put->extra_key != NULL, row.extra_key != NULL);
@@ -151,7 +156,11 @@ int helper_world_make(void **state)
         .helper_path = world->helper,
         .store_id = {1, 2, 3},
         .device_uuid = {4, 5, 6},
-        .namespaces = {[NS] = {.is_used = true, .epoch = EPOCH, .block_tokens = BLOCK_TOKENS}},
+        .namespaces = {[NS] = {.is_used = true,
+                               .epoch = EPOCH,
+                               .block_tokens = BLOCK_TOKENS,
+                               .components_count = 2,
+                               .shards = {1, 2}}},
         .data_sync = data_sync,
         .catalog_write = catalog_write,
         .ctx = world,

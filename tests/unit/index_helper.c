@@ -12,8 +12,10 @@
 #include <unistd.h>
 
 #include "daemon/base/clock.h"
+#include "daemon/base/hash.h"
 #include "tests/common/fake_tier.h"
 #include "tests/common/helper_world.h"
+#include "tiers/slot.h"
 
 static bool fail_socketpair, fail_spawn;
 int __real_socketpair(int domain, int type, int protocol, int fds[2]);
@@ -257,6 +259,86 @@ static void test_damaged_index(void **state)
     assert_non_null(strstr(world->last.why, world->path));
 }
 
+/* A device's data with the slots of the blocks [1, end), where their copies say that they are. */
+static void data_make(struct helper_world *world, const char *path, uint64_t end)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    static uint8_t slot[4096];
+
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, 65536 + 8 * KVT_MIB), 0);
+    for (uint64_t id = 1; id < end; id++) {
+        struct kvt_index_put row = helper_world_row(id), copy = helper_world_copy(id, 1000 + id);
+
+        for (uint16_t rank = 0; rank < 2; rank++) {
+            struct kvt_slot_info info = {.epoch = EPOCH,
+                                         .block_id = id,
+                                         .parent_id = row.parent_id,
+                                         .block_idx = row.key.block_idx,
+                                         .generation = copy.content,
+                                         .payload_bytes = 3000,
+                                         .block_tokens = BLOCK_TOKENS,
+                                         .component = copy.component,
+                                         .rank = rank};
+            uint8_t *payload = slot + kvt_slot_header_bytes(BLOCK_TOKENS);
+
+            memcpy(info.store_id, world->config.store_id, sizeof(info.store_id));
+            memset(info.root_digest, (int)((id - 1) / 50), sizeof(info.root_digest));
+            if (row.extra_key != NULL)
+                memcpy(info.extra_key, row.extra_key, sizeof(info.extra_key));
+            kvt_slot_header_write(slot, &info, row.tokens);
+            memset(payload, (int)id, info.payload_bytes);
+            kvt_slot_header_seal(slot, kvt_hash64(payload, info.payload_bytes, 0));
+            assert_int_equal(
+                pwrite(fd, slot, sizeof(slot), (off_t)(65536 + copy.slot_offsets[rank])),
+                sizeof(slot));
+        }
+    }
+    assert_int_equal(close(fd), 0);
+}
+
+/* An index that is not there is made from the slots; so is one that was not finished. */
+static void test_lost_index(void **state)
+{
+    struct helper_world *world = *state;
+    char data[128], mark[128];
+    int fd;
+
+    (void)snprintf(data, sizeof(data), "%s/data", world->dir);
+    (void)snprintf(mark, sizeof(mark), "%s.rebuild", world->path);
+    world->config.data_path = data;
+    world->config.data_offset_bytes = 65536;
+    world->config.data_bytes = 8 * KVT_MIB;
+    data_make(world, data, 201);
+    helper_world_load(world);
+    assert_true(world->last.loaded.was_rebuilt);
+    assert_int_equal(world->last.loaded.block_id_max, 200);
+    assert_int_equal(world->last.loaded.content_max, 1200);
+    assert_string_equal(world->last.why, "made anew from 400 slots: 200 blocks with 200 copies");
+    assert_int_equal(atomic_load(&world->index->counters.scan_bytes), 8 * KVT_MIB);
+    helper_world_holds(world, 201);
+    helper_world_put_blocks(world, 201, 301);
+    helper_world_close(world);
+    helper_world_load(world);
+    assert_false(world->last.loaded.was_rebuilt);
+    assert_string_equal(world->last.why, "");
+    helper_world_holds(world, 301);
+    helper_world_close(world);
+    /* What was put since has no slots here. */
+    fd = open(mark, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(fd >= 0 && close(fd) == 0);
+    helper_world_load(world);
+    assert_true(world->last.loaded.was_rebuilt);
+    helper_world_holds(world, 201);
+    assert_int_equal(access(mark, F_OK), -1);
+    helper_world_close(world);
+    /* It cannot be: the data are gone too. */
+    assert_int_equal(unlink(data) | unlink(world->path), 0);
+    helper_world_open(world);
+    helper_world_expect(world, KVT_INDEX_EVENT_FAILED);
+    assert_int_equal(world->last.error, -ENOENT);
+}
+
 static void test_no_process(void **state)
 {
     struct helper_world *world = *state;
@@ -282,7 +364,7 @@ int main(void)
         WORLD_TEST(test_killed_while_loading), WORLD_TEST(test_no_helper),
         WORLD_TEST(test_helper_that_lies),     WORLD_TEST(test_helper_that_hangs),
         WORLD_TEST(test_helper_dies_at_first), WORLD_TEST(test_damaged_index),
-        WORLD_TEST(test_no_process),
+        WORLD_TEST(test_lost_index),           WORLD_TEST(test_no_process),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

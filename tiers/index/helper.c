@@ -8,11 +8,13 @@
 #include <unistd.h>
 
 #include "daemon/base/alloc.h"
-#include "tiers/index/db.h"
+#include "tiers/index/rebuild.h"
 #include "tiers/index/wire.h"
 
 #define SOCKET_BYTES (256u << 10)
 #define BACKLOG_MS 20 /* without a message for so long, what DROP_OLDs have left is worked off */
+
+#define SCAN_SAID_BYTES (64ull << 20) /* progress of a scan is said as often */
 
 #define HELPER_E_END 1    /* the daemon closed its end */
 #define HELPER_E_FAILED 2 /* said FAILED or BAD */
@@ -26,6 +28,8 @@ struct helper {
     struct kvt_wire_message said;    /* the one that is being said */
     uint8_t *in, *out, *frame;
     uint64_t in_at, in_end, out_end;
+    uint64_t scan_next_bytes; /* progress of a scan is said from there on */
+    struct kvt_index_rebuild_report rebuilt;
 };
 
 /* ---- socket --------------------------------------------------------------------------------- */
@@ -168,20 +172,58 @@ static void take_config(struct helper *helper)
     memcpy(config->namespaces, hello->namespaces, sizeof(config->namespaces));
 }
 
-static int open_db(struct helper *helper, bool is_rebuild)
+static int on_scan_progress(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
+{
+    struct helper *helper = ctx;
+
+    helper->said.scan_bytes = done_bytes;
+    helper->said.scan_total_bytes = total_bytes;
+    if (done_bytes < helper->scan_next_bytes && done_bytes < total_bytes)
+        return 0;
+    helper->scan_next_bytes = done_bytes + SCAN_SAID_BYTES;
+    return say(helper, KVT_WIRE_PROGRESS, 0);
+}
+
+static int rebuild(struct helper *helper, char why[KVT_INDEX_DB_WHY_BYTES])
+{
+    const struct kvt_index_config *hello = &helper->message.hello;
+    struct kvt_scan_config scan = {.path = hello->data_path,
+                                   .data_offset_bytes = hello->data_offset_bytes,
+                                   .data_bytes = hello->data_bytes,
+                                   .namespaces = helper->config.namespaces};
+    struct kvt_index_rebuild_config config = {
+        .db = &helper->config, .scan = &scan, .progress = on_scan_progress, .ctx = helper};
+
+    memcpy(scan.store_id, hello->store_id, sizeof(scan.store_id));
+    return kvt_index_rebuild(&helper->db, &config, &helper->rebuilt, why);
+}
+
+/* Opens the index. One that is not there, or whose last rebuild was cut short, is made anew. */
+static int open_db(struct helper *helper, bool *ret_is_rebuilt)
 {
     const char *path = helper->config.path;
     char why[KVT_INDEX_DB_WHY_BYTES] = "";
-    int r = is_rebuild ? kvt_index_db_replace(&helper->config) : 0;
+    bool is_rebuild = helper->message.hello.is_rebuild_wanted || kvt_index_rebuild_is_due(path);
+    bool is_missing = false;
+    int r = 0;
 
-    if (r == 0)
+    if (!is_rebuild)
         r = kvt_index_db_open(&helper->db, &helper->config, why);
-    if (r == KVT_INDEX_DB_E_BAD)
+    if (r == KVT_INDEX_DB_E_FRESH) {
+        helper->db = kvt_index_db_close(helper->db);
+        is_missing = true;
+        r = 0;
+    }
+    if (r == 0 && (is_rebuild || is_missing))
+        r = rebuild(helper, why);
+    else if (r == KVT_INDEX_DB_E_BAD)
         return fail(helper, KVT_WIRE_BAD, 0, "%s", why);
     if (r < 0)
         return fail(helper, KVT_WIRE_FAILED, r, "index %.80s: %s", path,
                     r == -EBUSY ? "is in use by another process" : strerror(-r));
-    return 0;
+    /* Where there was nothing to scan the index is merely new. */
+    *ret_is_rebuilt = is_rebuild || helper->rebuilt.scan.read_bytes > 0;
+    return r;
 }
 
 static int visit(void *ctx, const struct kvt_index_put *put)
@@ -191,24 +233,33 @@ static int visit(void *ctx, const struct kvt_index_put *put)
 
 static int load(struct helper *helper)
 {
-    bool is_rebuild = helper->message.hello.is_rebuild_wanted;
+    struct kvt_index_loaded *loaded = &helper->said.loaded;
+    const struct kvt_scan_report *scan = &helper->rebuilt.scan;
+    bool is_rebuilt = false;
     int r;
 
     take_config(helper);
-    r = open_db(helper, is_rebuild);
+    r = open_db(helper, &is_rebuilt);
     if (r == 0)
         r = say_progress(helper);
     if (r != 0)
         return r;
-    r = kvt_index_db_walk(helper->db, visit, helper, &helper->said.loaded);
+    r = kvt_index_db_walk(helper->db, visit, helper, loaded);
     if (r == KVT_INDEX_DB_E_BAD)
         return fail(helper, KVT_WIRE_BAD, 0, "index is damaged");
     if (r < 0)
         return fail(helper, KVT_WIRE_FAILED, r, "index cannot be read: %s", strerror(-r));
     if (r != 0)
         return r;
-    helper->said.loaded.was_rebuilt = is_rebuild;
+    loaded->was_rebuilt = is_rebuilt;
+    loaded->block_id_max = KVT_MAX(loaded->block_id_max, scan->block_id_max);
+    loaded->content_max = KVT_MAX(loaded->content_max, scan->generation_max);
     helper->said.why[0] = '\0';
+    if (scan->read_bytes > 0)
+        (void)snprintf(helper->said.why, sizeof(helper->said.why),
+                       "made anew from %llu slots: %llu blocks with %llu copies",
+                       (unsigned long long)scan->slots, (unsigned long long)helper->rebuilt.rows,
+                       (unsigned long long)helper->rebuilt.copies);
     return say(helper, KVT_WIRE_LOADED, 0);
 }
 
