@@ -332,6 +332,16 @@ static void test_lost_index(void **state)
     helper_world_holds(world, 201);
     assert_int_equal(access(mark, F_OK), -1);
     helper_world_close(world);
+    /* Damaged: the first helper says so, another one scans, and both reach people. */
+    fd = open(world->path, O_WRONLY | O_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(pwrite(fd, mark, sizeof(mark), 0), sizeof(mark));
+    assert_int_equal(pwrite(fd, mark, sizeof(mark), 4096), sizeof(mark));
+    assert_int_equal(close(fd), 0);
+    helper_world_load(world);
+    helper_world_holds(world, 201);
+    assert_non_null(strstr(world->last.why, ": made anew from 400 slots: 200 blocks"));
+    helper_world_close(world);
     /* It cannot be: the data are gone too. */
     assert_int_equal(unlink(data) | unlink(world->path), 0);
     helper_world_open(world);

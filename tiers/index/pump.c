@@ -514,9 +514,11 @@ static void note_loaded(struct kvt_index_client *client, const char *reason)
     struct kvt_wire_message *message = &client->message;
 
     message->loaded.took_ns = kvt_clock_mono_ns() - client->opened_ns;
-    if (reason[0] != '\0')
-        (void)snprintf(message->why, sizeof(message->why), "%.100s: the index was made anew",
-                       reason);
+    if (reason[0] != '\0') {
+        memcpy(client->why, message->why, sizeof(client->why));
+        (void)snprintf(message->why, sizeof(message->why), "%.79s: %.78s", reason,
+                       client->why[0] != '\0' ? client->why : "the index was made anew");
+    }
     set(&client->base.counters.load_ns, message->loaded.took_ns);
     set_state(client, KVT_INDEX_READY);
     tell_message(client, message);
