@@ -241,10 +241,351 @@ static void test_model(void **state)
     assert_int_equal(unlink(path), 0);
 }
 
+/* ---- a full map ------------------------------------------------------------------------------ */
+
+/* Puts blocks until one is refused; what was refused has left nothing. */
+static uint32_t fill(struct kvt_index_db *db)
+{
+    uint32_t put = 0;
+
+    while (now.count < INDEX_WORLD_BLOCKS_MAX) {
+        uint32_t parent = now.count > 0 && rnd(4) != 0 ? rnd(now.count) : INDEX_WORLD_NONE;
+        uint16_t ns = rnd(8) == 0 ? 0 : 7;
+        uint32_t at;
+        int r;
+
+        if (parent != INDEX_WORLD_NONE && now.blocks[parent].has_row)
+            ns = now.blocks[parent].key.ns;
+        else
+            parent = INDEX_WORLD_NONE;
+        at = block_make(ns, parent);
+        r = row_put(db, at);
+        if (r == 0)
+            r = copy_put(db, at, 0);
+        if (r == KVT_INDEX_DB_E_FULL)
+            return put;
+        CHECK(r == 0);
+        put++;
+    }
+    fail_msg("never full");
+    return 0;
+}
+
+static void test_full(void **state)
+{
+    struct kvt_index_loaded loaded;
+    struct kvt_index_db *db;
+    uint32_t put = 0;
+
+    (void)state;
+    config_make(KVT_INDEX_DB_BYTES_MIN);
+    db = db_open(KVT_INDEX_DB_E_FRESH);
+    for (uint32_t round = 0; round < 12; round++) {
+        put += fill(db);
+        if (rnd(2) == 0)
+            commit(db);
+        /* Drops are taken, whether or not there is a commit; then there is room again. */
+        for (uint32_t i = 0, share = 1 + rnd(3); i < now.count; i++)
+            if (now.blocks[i].has_row && rnd(4) < share)
+                row_drop(db, i);
+        commit(db);
+    }
+    assert_true(put > 1500);
+    (void)fill(db);
+    for (uint32_t i = 0; i < now.count; i++)
+        if (now.blocks[i].has_row && now.blocks[i].key.ns == 7)
+            row_drop(db, i);
+    commit(db);
+    db = kvt_index_db_close(db);
+    db = db_open(0);
+    index_world_expect(&now, db, &loaded);
+    db = kvt_index_db_close(db);
+    assert_int_equal(unlink(path), 0);
+}
+
+/* ---- older epochs ---------------------------------------------------------------------------- */
+
+static void test_slices(void **state)
+{
+    struct kvt_index_db_stats stats, before;
+    struct kvt_index_loaded loaded;
+    struct kvt_index_put old;
+    struct kvt_index_db *db;
+    uint32_t commits = 0;
+
+    (void)state;
+    config_make(64 * KVT_MIB);
+    db = db_open(KVT_INDEX_DB_E_FRESH);
+    for (uint32_t i = 0; i < 3000; i++) {
+        uint32_t at = block_make(i % 2 == 0 ? 0 : 1, INDEX_WORLD_NONE);
+
+        CHECK(row_put(db, at) == 0 && copy_put(db, at, 0) == 0);
+    }
+    commit(db);
+    index_world_row(&old, &now.blocks[0].key, 0, 64, &bytes);
+    reset(db, 0);
+    CHECK(kvt_index_db_apply(db, &old) == 0); /* forgotten at once */
+    assert_true(kvt_index_db_has_backlog(db));
+    while (kvt_index_db_has_backlog(db)) {
+        uint32_t at = block_make(0, INDEX_WORLD_NONE); /* of the new epoch: stays */
+
+        CHECK(row_put(db, at) == 0 && copy_put(db, at, 0) == 0);
+        kvt_index_db_stats(db, &before);
+        commit(db);
+        kvt_index_db_stats(db, &stats);
+        assert_true(before.entries <= stats.entries + 1024); /* a slice */
+        commits++;
+    }
+    assert_in_range(commits, 3, 10);
+    assert_int_equal(stats.entries, 2 * (1500 + commits));
+    /* Half of it, then a restart: the walk knows what is old, and goes on. */
+    reset(db, 1);
+    commit(db);
+    db = kvt_index_db_close(db);
+    db = db_open(0);
+    index_world_expect(&now, db, &loaded);
+    assert_true(loaded.dropped > 0 && kvt_index_db_has_backlog(db));
+    while (kvt_index_db_has_backlog(db))
+        commit(db);
+    kvt_index_db_stats(db, &stats);
+    assert_int_equal(stats.entries, 2 * commits);
+    db = kvt_index_db_close(db);
+    assert_int_equal(unlink(path), 0);
+}
+
+/* ---- what a walk drops ----------------------------------------------------------------------- */
+
+static int stop_at_third(void *ctx, const struct kvt_index_put *put)
+{
+    uint32_t *seen = ctx;
+
+    (void)put;
+    return ++*seen == 3 ? 77 : 0;
+}
+
+static void test_strays(void **state)
+{
+    struct kvt_index_db_stats stats;
+    struct kvt_index_loaded loaded;
+    struct kvt_index_put put;
+    struct kvt_index_db *db;
+    uint32_t late, child, orphan, wide, seen = 0;
+
+    (void)state;
+    config_make(16 * KVT_MIB);
+    db = db_open(KVT_INDEX_DB_E_FRESH);
+    /* A child with a smaller id than its parent's holds. */
+    child = block_make(0, INDEX_WORLD_NONE);
+    late = block_make(0, INDEX_WORLD_NONE);
+    now.blocks[child].key.block_idx = 1;
+    now.blocks[child].parent_id = now.blocks[late].key.block_id;
+    CHECK(row_put(db, child) == 0 && copy_put(db, child, 2) == 0 && row_put(db, late) == 0);
+    /* One whose parent never came, below it one that is whole; a row of a namespace that is not
+     * used, of an epoch that never was, with other tokens than its namespace has; a copy alone. */
+    orphan = block_make(0, late);
+    now.blocks[orphan].parent_id = 12345;
+    CHECK(row_put(db, orphan) == 0 && copy_put(db, orphan, 0) == 0);
+    wide = block_make(0, orphan);
+    CHECK(row_put(db, wide) == 0 && copy_put(db, wide, 0) == 0);
+    index_world_row(&put, &(struct kvt_index_key){.ns = 3, .block_id = ++now.stamp}, 0, 64, &bytes);
+    CHECK(kvt_index_db_apply(db, &put) == 0);
+    index_world_row(&put, &(struct kvt_index_key){.epoch = 99, .block_id = ++now.stamp}, 0, 64,
+                    &bytes);
+    CHECK(kvt_index_db_apply(db, &put) == 0);
+    index_world_row(&put, &(struct kvt_index_key){.epoch = 3, .block_id = ++now.stamp}, 0, 63,
+                    &bytes);
+    CHECK(kvt_index_db_apply(db, &put) == 0);
+    now.stamp += 2;
+    index_world_copy(&put, &(struct kvt_index_key){.epoch = 3, .block_id = now.stamp - 1}, 1,
+                     now.stamp, &bytes);
+    CHECK(kvt_index_db_apply(db, &put) == 0);
+    CHECK(kvt_index_db_commit(db) == 0);
+    /* A visit that stops has nothing deleted. */
+    kvt_index_db_stats(db, &stats);
+    assert_int_equal(kvt_index_db_walk(db, stop_at_third, &seen, &loaded), 77);
+    assert_int_equal(seen, 3);
+    seen = (uint32_t)stats.entries;
+    db = kvt_index_db_close(db);
+    db = db_open(0);
+    kvt_index_db_stats(db, &stats);
+    assert_int_equal(stats.entries, seen);
+    /* The naive index wants parents before children: tell it so. */
+    now.blocks[orphan].has_row = now.blocks[wide].has_row = false;
+    memset(now.blocks[orphan].contents, 0, sizeof(now.blocks[orphan].contents));
+    memset(now.blocks[wide].contents, 0, sizeof(now.blocks[wide].contents));
+    {
+        struct index_world_block swap = now.blocks[child];
+
+        now.blocks[child] = now.blocks[late];
+        now.blocks[late] = swap;
+        now.blocks[late].parent = child;
+    }
+    index_world_expect(&now, db, &loaded);
+    assert_int_equal(loaded.rows, 2);
+    assert_int_equal(loaded.copies, 1);
+    assert_int_equal(loaded.block_id_max, now.stamp - 1);
+    assert_int_equal(loaded.content_max, now.stamp);
+    kvt_index_db_stats(db, &stats);
+    assert_int_equal(stats.entries, 2 + 2 + 1); /* rows, room for copies, the copy */
+    db = kvt_index_db_close(db);
+    assert_int_equal(unlink(path), 0);
+}
+
+static void test_puts_refused(void **state)
+{
+    struct kvt_index_put put = {.kind = KVT_INDEX_PUT_SYNC};
+    struct kvt_index_db *db;
+
+    (void)state;
+    config_make(16 * KVT_MIB);
+    db = db_open(KVT_INDEX_DB_E_FRESH);
+    assert_int_equal(kvt_index_db_apply(db, &put), -EINVAL);
+    put.kind = KVT_INDEX_PUT_CATALOG;
+    assert_int_equal(kvt_index_db_apply(db, &put), -EINVAL);
+    put.kind = KVT_INDEX_PUT_ROW;
+    assert_int_equal(kvt_index_db_apply(db, &put), -EINVAL);
+    assert_int_equal(kvt_index_db_commit(db), 0); /* it lives on */
+    assert_string_equal(kvt_index_db_why(db), "");
+    db = kvt_index_db_close(db);
+    assert_null(kvt_index_db_close(NULL));
+    assert_int_equal(unlink(path), 0);
+}
+
+/* ---- files ----------------------------------------------------------------------------------- */
+
+static int64_t size_of(const char *name)
+{
+    struct stat stat_now;
+
+    return stat(name, &stat_now) == 0 ? stat_now.st_size : -1;
+}
+
+static uint64_t rows_walked, rows_false;
+
+static int count_true(void *ctx, const struct kvt_index_put *put)
+{
+    (void)ctx;
+    rows_walked += put->kind == KVT_INDEX_PUT_ROW;
+    rows_false += !index_world_is_true(put);
+    return 0;
+}
+
+static void test_resize(void **state)
+{
+    struct kvt_index_db_stats stats;
+    struct kvt_index_loaded loaded;
+    struct kvt_index_db *db;
+    uint32_t parent = INDEX_WORLD_NONE;
+
+    (void)state;
+    config_make(64 * KVT_MIB);
+    db = db_open(KVT_INDEX_DB_E_FRESH);
+    for (uint32_t i = 0; i < 2500; i++) { /* 6.5 KiB each */
+        parent = block_make(7, i % 50 == 0 ? INDEX_WORLD_NONE : parent);
+        CHECK(row_put(db, parent) == 0 && copy_put(db, parent, 0) == 0);
+    }
+    commit(db);
+    kvt_index_db_stats(db, &stats);
+    assert_in_range(stats.used_bytes, 16 * KVT_MIB, 32 * KVT_MIB);
+    db = kvt_index_db_close(db);
+
+    config.bytes = 32 * KVT_MIB + 100; /* all of it fits; the size is in pages */
+    db = db_open(0);
+    assert_int_equal(size_of(path), 32 * KVT_MIB);
+    index_world_expect(&now, db, &loaded);
+    assert_int_equal(loaded.dropped, 0);
+    db = kvt_index_db_close(db);
+
+    config.bytes = 8 * KVT_MIB; /* some of it */
+    db = db_open(0);
+    assert_int_equal(size_of(path), 8 * KVT_MIB);
+    kvt_index_db_stats(db, &stats);
+    assert_true(stats.left_out > 5000 && stats.used_bytes <= 8 * KVT_MIB);
+    CHECK(kvt_index_db_walk(db, count_true, NULL, &loaded) == 0);
+    assert_int_equal(rows_false, 0);
+    assert_int_equal(rows_walked, loaded.rows);
+    assert_in_range(loaded.rows, 500, 1200);
+    assert_true(loaded.dropped < 50); /* parents came first */
+    db = kvt_index_db_close(db);
+
+    config.bytes = 48 * KVT_MIB;
+    db = db_open(0);
+    assert_int_equal(size_of(path), 48 * KVT_MIB);
+    CHECK(kvt_index_db_walk(db, count_true, NULL, &loaded) == 0);
+    assert_int_equal(rows_walked, 2 * loaded.rows);
+    CHECK(row_put(db, parent) == 0);
+    CHECK(kvt_index_db_commit(db) == 0);
+    db = kvt_index_db_close(db);
+    config.bytes = KVT_INDEX_DB_BYTES_MIN - 1;
+    (void)db_open(-EINVAL);
+    assert_int_equal(kvt_index_db_replace(&config), -EINVAL);
+    assert_int_equal(unlink(path), 0);
+}
+
+static void test_not_ours(void **state)
+{
+    struct kvt_index_loaded loaded;
+    struct kvt_index_db *db;
+    char other[sizeof(path) + 8];
+    int fd;
+
+    (void)state;
+    config_make(16 * KVT_MIB);
+    db = db_open(KVT_INDEX_DB_E_FRESH);
+    CHECK(row_put(db, block_make(0, INDEX_WORLD_NONE)) == 0 && copy_put(db, 0, 0) == 0);
+    CHECK(kvt_index_db_commit(db) == 0);
+    (void)db_open(-EBUSY); /* a second one */
+    db = kvt_index_db_close(db);
+    config.store_id[3] ^= 1;
+    (void)db_open(KVT_INDEX_DB_E_BAD);
+    config.bytes = 8 * KVT_MIB; /* nor is it made smaller */
+    (void)db_open(KVT_INDEX_DB_E_BAD);
+    assert_int_equal(size_of(path), 16 * KVT_MIB);
+    config.bytes = 16 * KVT_MIB;
+    config.store_id[3] ^= 1;
+    config.device_uuid[3] ^= 1;
+    (void)db_open(KVT_INDEX_DB_E_BAD);
+    config.device_uuid[3] ^= 1;
+    db = db_open(0); /* and it is whole still */
+    index_world_expect(&now, db, &loaded);
+    assert_int_equal(loaded.rows, 1);
+    db = kvt_index_db_close(db);
+
+    CHECK(kvt_index_db_replace(&config) == 0);
+    memset(&now.blocks[0], 0, sizeof(now.blocks[0]));
+    db = db_open(0);
+    index_world_expect(&now, db, &loaded);
+    assert_int_equal(loaded.rows, 0);
+    db = kvt_index_db_close(db);
+
+    (void)snprintf(other, sizeof(other), "%s.link", path);
+    CHECK(rename(path, other) == 0 && symlink("index.link", path) == 0);
+    (void)db_open(-ELOOP);
+    CHECK(unlink(path) == 0 && unlink(other) == 0 && mkdir(path, 0700) == 0);
+    (void)db_open(-EISDIR);
+    CHECK(kvt_index_db_replace(&config) < 0);
+    CHECK(rmdir(path) == 0 && mkfifo(path, 0600) == 0);
+    (void)db_open(KVT_INDEX_DB_E_BAD);
+    CHECK(unlink(path) == 0);
+    fd = open(path, O_CREAT | O_RDWR, 0600);
+    CHECK(fd >= 0 && close(fd) == 0);
+    (void)db_open(KVT_INDEX_DB_E_BAD);
+    /* One that was made and never renamed is in nobody's way. */
+    (void)snprintf(other, sizeof(other), "%s.new", path);
+    CHECK(rename(path, other) == 0);
+    db = db_open(KVT_INDEX_DB_E_FRESH);
+    db = kvt_index_db_close(db);
+    assert_int_equal(size_of(other), -1);
+    assert_int_equal(unlink(path), 0);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_model),
+        cmocka_unit_test(test_model),        cmocka_unit_test(test_full),
+        cmocka_unit_test(test_slices),       cmocka_unit_test(test_strays),
+        cmocka_unit_test(test_puts_refused), cmocka_unit_test(test_resize),
+        cmocka_unit_test(test_not_ours),
     };
     int r;
 
