@@ -3,7 +3,10 @@
  * transparent huge pages and looks at none of them; the tier verifies what it reads. Three rows a
  * size and direction: the tier over memory of the bare loop's kind (what the tier itself costs),
  * over L2 as this machine gives it (plain pages cost bandwidth: more segments a request), and over
- * L2 as tiers.l2.pages: anonymous gives it, where it does.
+ * L2 as tiers.l2.pages: anonymous gives it, where it does. Slots are taken in an order in which
+ * none is the neighbour of the one before, so that all sides make requests of one size. fio runs in
+ * the same rounds on a file of its own, where it is installed. What a device does beside bandwidth
+ * is in bench_disk_paths.c.
  *
  * Files are made in the current directory, or in $KVT_BENCH_DIR. Interleaved rounds. */
 #include <fcntl.h>
@@ -16,6 +19,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/hash.h"
 #include "tests/bench/bench.h"
+#include "tests/bench/bench_disk.h"
 #include "tiers/disk/disk.h"
 #include "tiers/disk/super.h"
 #include "tiers/host/host.h"
@@ -25,6 +29,7 @@
 #define SPAN_BYTES (512u << 20) /* of a file that is written and read */
 #define CALL_BYTES (64u << 20)  /* a call; and the memory */
 #define INFLIGHT_BYTES (4u << 20)
+#define STRIDE 5u /* prime to every number of slots in a call */
 #define DEPTH_MAX 62u
 #define BLOCK_TOKENS 64u
 #define XFERS_MAX (CALL_BYTES / (64u << 10))
@@ -44,6 +49,7 @@ struct world {
     struct side sides[SIDES_MAX];
     uint32_t sides_count;
     uint8_t *bare_memory;
+    char fio_path[256];
     int bare_fd;
     struct io_uring ring;
     struct kvt_xfer xfers[XFERS_MAX];
@@ -118,6 +124,7 @@ static void world_open(struct world *world)
     if (world->anonymous != NULL)
         side_open(world, "L2 anonymous", world->anonymous->detail,
                   kvt_host_memory(world->anonymous));
+    (void)snprintf(world->fio_path, sizeof(world->fio_path), "%.240s-fio", world->sides[0].path);
     world->bare_fd = open(world->sides[0].path, O_RDWR | O_DIRECT | O_CLOEXEC);
     if (world->bare_fd < 0)
         die("O_DIRECT", -errno);
@@ -162,16 +169,17 @@ static double call_tier(struct world *world, struct side *side, bool is_read)
     uint64_t started_ns;
 
     for (uint32_t i = 0; i < world->call_count; i++) {
-        struct kvt_place host = {.kind = KVT_PLACE_HOST, .offset_bytes = i * world->slot_bytes};
+        uint32_t slot = i * STRIDE % world->call_count;
+        struct kvt_place host = {.kind = KVT_PLACE_HOST, .offset_bytes = slot * world->slot_bytes};
         struct kvt_place disk = {.kind = KVT_PLACE_DISK,
                                  .offset_bytes = (uint64_t)world->position * CALL_BYTES +
-                                                 i * world->slot_bytes};
+                                                 slot * world->slot_bytes};
         uint32_t header_bytes = kvt_slot_header_bytes(BLOCK_TOKENS);
 
         world->xfers[i] =
             (struct kvt_xfer){.src = is_read ? disk : host,
                               .dst = is_read ? host : disk,
-                              .key = {.block_id = i + 1,
+                              .key = {.block_id = slot + 1,
                                       .payload_bytes = world->slot_bytes - header_bytes,
                                       .block_tokens = BLOCK_TOKENS},
                               .header_bytes = header_bytes,
@@ -200,8 +208,9 @@ static double call_tier(struct world *world, struct side *side, bool is_read)
     return (double)CALL_BYTES / (double)(kvt_clock_mono_ns() - started_ns);
 }
 
-static void bare_queue(struct world *world, uint32_t i, bool is_read)
+static void bare_queue(struct world *world, uint32_t position, bool is_read)
 {
+    uint32_t i = position * STRIDE % world->call_count;
     struct io_uring_sqe *sqe = io_uring_get_sqe(&world->ring);
     uint8_t *buffer = world->bare_memory + i * world->slot_bytes;
     uint64_t offset =
@@ -239,44 +248,8 @@ static double call_bare(struct world *world, bool is_read)
     return (double)CALL_BYTES / (double)(kvt_clock_mono_ns() - started_ns);
 }
 
-static void bench_size(struct bench *bench, struct world *world, uint64_t slot_bytes)
-{
-    static char figures[32][80];
-    static uint32_t texts;
-    double bare[2][ROUNDS_MAX], tier[2][SIDES_MAX][ROUNDS_MAX];
-    uint32_t rounds = bench->is_quick ? 1 : ROUNDS_MAX;
-
-    world_shape(world, slot_bytes);
-    for (uint32_t s = 0; s < world->sides_count; s++)
-        for (world->position = 0; world->position < SPAN_BYTES / CALL_BYTES; world->position++)
-            (void)call_tier(world, &world->sides[s], false);
-    for (uint32_t r = 0; r < rounds; r++) {
-        world->position = r * 3 % (SPAN_BYTES / CALL_BYTES);
-        for (int is_read = 0; is_read < 2; is_read++) {
-            bare[is_read][r] = call_bare(world, is_read);
-            for (uint32_t s = 0; s < world->sides_count; s++)
-                tier[is_read][s][r] = call_tier(world, &world->sides[s], is_read);
-        }
-    }
-    for (int is_read = 1; is_read >= 0; is_read--) {
-        for (uint32_t s = 0; s < world->sides_count; s++) {
-            snprintf(figures[texts], sizeof(figures[0]), "L3 %s, %llu KiB, %s",
-                     is_read ? "read" : "write", (unsigned long long)(slot_bytes >> 10),
-                     world->sides[s].name);
-            bench_row(bench, &(struct bench_row){.name = figures[texts++],
-                                                 .value = bench_median(tier[is_read][s], rounds),
-                                                 .unit = "GB/s",
-                                                 .limit_name = "bare io_uring loop, huge pages",
-                                                 .limit = bench_median(bare[is_read], rounds),
-                                                 .is_least = true,
-                                                 .target = 0.95,
-                                                 .note = world->sides[s].note});
-        }
-    }
-}
-
-/* GB/s of fio on the same file with the same size and depth; 0: there is no fio. */
-static double fio(const struct world *world, uint64_t slot_bytes, bool is_read, bool is_quick)
+/* GB/s of fio with the same size and depth; 0: there is no fio. */
+static double call_fio(const struct world *world, uint64_t slot_bytes, bool is_read)
 {
     const uint64_t depth = KVT_MAX(INFLIGHT_BYTES / slot_bytes, (uint64_t)1);
     char command[640], line[4096];
@@ -284,12 +257,11 @@ static double fio(const struct world *world, uint64_t slot_bytes, bool is_read, 
     FILE *pipe;
 
     (void)snprintf(command, sizeof(command),
-                   "fio --name=l3 --filename=%s --offset=%u --size=%u --bs=%llu --iodepth=%llu "
+                   "fio --name=l3 --filename=%s --size=%u --bs=%llu --iodepth=%llu "
                    "--rw=%s --ioengine=io_uring --direct=1 --fixedbufs=1 --registerfiles=1 "
-                   "--overwrite=1 --time_based --runtime=%d --minimal 2>/dev/null",
-                   world->sides[0].path, KVT_DISK_DATA_OFFSET_BYTES, SPAN_BYTES,
-                   (unsigned long long)slot_bytes, (unsigned long long)depth,
-                   is_read ? "randread" : "randwrite", is_quick ? 1 : 3);
+                   "--overwrite=1 --time_based --runtime=500ms --minimal 2>/dev/null",
+                   world->fio_path, SPAN_BYTES, (unsigned long long)slot_bytes,
+                   (unsigned long long)depth, is_read ? "randread" : "randwrite");
     pipe = popen(command, "re");
     if (pipe == NULL)
         return 0;
@@ -307,16 +279,59 @@ static double fio(const struct world *world, uint64_t slot_bytes, bool is_read, 
     return kib_per_s * 1024 / 1e9;
 }
 
-static void bench_fio(struct bench *bench, const struct world *world, uint64_t slot_bytes)
+static void row_of_fio(struct bench *bench, uint64_t slot_bytes, bool is_read, double value,
+                       double fio)
 {
-    for (int is_read = 1; is_read >= 0; is_read--) {
-        double value = fio(world, slot_bytes, is_read != 0, bench->is_quick);
-        char name[80];
+    char name[80];
 
-        (void)snprintf(name, sizeof(name), "L3 %s, %llu KiB, fio beside it",
-                       is_read ? "read" : "write", (unsigned long long)(slot_bytes >> 10));
-        if (value > 0)
-            bench_row(bench, &(struct bench_row){.name = name, .value = value, .unit = "GB/s"});
+    (void)snprintf(name, sizeof(name), "L3 %s, %llu KiB, huge pages, to fio",
+                   is_read ? "read" : "write", (unsigned long long)(slot_bytes >> 10));
+    if (fio > 0)
+        bench_row(bench, &(struct bench_row){.name = name,
+                                             .value = value,
+                                             .unit = "GB/s",
+                                             .limit_name = "fio, same size and depth, plain pages",
+                                             .limit = fio,
+                                             .is_least = true,
+                                             .target = 0.95});
+}
+
+static void bench_size(struct bench *bench, struct world *world, uint64_t slot_bytes)
+{
+    static char figures[32][80];
+    static uint32_t texts;
+    double bare[2][ROUNDS_MAX], fio[2][ROUNDS_MAX], tier[2][SIDES_MAX][ROUNDS_MAX];
+    uint32_t rounds = bench->is_quick ? 1 : ROUNDS_MAX;
+
+    world_shape(world, slot_bytes);
+    for (uint32_t s = 0; s < world->sides_count; s++)
+        for (world->position = 0; world->position < SPAN_BYTES / CALL_BYTES; world->position++)
+            (void)call_tier(world, &world->sides[s], false);
+    for (uint32_t r = 0; r < rounds; r++) {
+        world->position = r * 3 % (SPAN_BYTES / CALL_BYTES);
+        for (int is_read = 0; is_read < 2; is_read++) {
+            bare[is_read][r] = call_bare(world, is_read);
+            fio[is_read][r] = call_fio(world, slot_bytes, is_read);
+            for (uint32_t s = 0; s < world->sides_count; s++)
+                tier[is_read][s][r] = call_tier(world, &world->sides[s], is_read);
+        }
+    }
+    for (int is_read = 1; is_read >= 0; is_read--) {
+        row_of_fio(bench, slot_bytes, is_read != 0, bench_median(tier[is_read][0], rounds),
+                   bench_median(fio[is_read], rounds));
+        for (uint32_t s = 0; s < world->sides_count; s++) {
+            snprintf(figures[texts], sizeof(figures[0]), "L3 %s, %llu KiB, %s",
+                     is_read ? "read" : "write", (unsigned long long)(slot_bytes >> 10),
+                     world->sides[s].name);
+            bench_row(bench, &(struct bench_row){.name = figures[texts++],
+                                                 .value = bench_median(tier[is_read][s], rounds),
+                                                 .unit = "GB/s",
+                                                 .limit_name = "bare io_uring loop, huge pages",
+                                                 .limit = bench_median(bare[is_read], rounds),
+                                                 .is_least = true,
+                                                 .target = 0.95,
+                                                 .note = world->sides[s].note});
+        }
     }
 }
 
@@ -330,8 +345,8 @@ int main(int argc, char **argv)
     world_open(&world);
     for (uint64_t slot_bytes = 64 << 10; slot_bytes <= 4 << 20; slot_bytes *= 4)
         bench_size(&bench, &world, slot_bytes);
-    for (uint64_t slot_bytes = 64 << 10; slot_bytes <= 4 << 20; slot_bytes *= 4)
-        bench_fio(&bench, &world, slot_bytes);
+    (void)unlink(world.fio_path);
+    bench_disk_paths(&bench);
     status = bench_end(&bench);
     io_uring_queue_exit(&world.ring);
     close(world.bare_fd);
