@@ -8,6 +8,7 @@
 /* While it is busy the worker wakes the engine at most this often: results of one batch should
  * reach it before the batch ends, but not one system call each. */
 #define ENGINE_RING_NS (50u * KVT_NS_PER_US)
+#define JOIN_PAUSE_NS (200u * KVT_NS_PER_US)
 
 int kvt_worker_init(struct kvt_worker *worker, const struct kvt_tier_ops *ops,
                     uint32_t inflight_max, struct kvt_doorbell *engine_bell)
@@ -20,6 +21,7 @@ int kvt_worker_init(struct kvt_worker *worker, const struct kvt_tier_ops *ops,
     worker->engine_bell = engine_bell;
     worker->bell = KVT_DOORBELL_NULL;
     atomic_init(&worker->is_stopping, false);
+    atomic_init(&worker->is_over, false);
     r = kvt_doorbell_init(&worker->bell);
     if (r == 0)
         r = kvt_ring_init(&worker->submissions, inflight_max);
@@ -38,11 +40,21 @@ void kvt_worker_deinit(struct kvt_worker *worker)
     kvt_ring_deinit(&worker->completions);
 }
 
+static void worker_ended(void *arg)
+{
+    struct kvt_worker *worker = arg;
+
+    atomic_store_explicit(&worker->is_over, true, memory_order_seq_cst);
+}
+
+/* A loop may end its thread from within a call that came back too late. */
 static void *worker_main(void *arg)
 {
     struct kvt_worker *worker = arg;
 
+    pthread_cleanup_push(worker_ended, worker);
     worker->loop(worker);
+    pthread_cleanup_pop(1);
     return NULL;
 }
 
@@ -97,18 +109,18 @@ void kvt_worker_ask_stop(struct kvt_worker *worker)
 
 bool kvt_worker_join(struct kvt_worker *worker, uint64_t until_ns)
 {
-    struct timespec until = {.tv_sec = (time_t)(until_ns / KVT_NS_PER_S),
-                             .tv_nsec = (long)(until_ns % KVT_NS_PER_S)};
-    int r;
+    struct timespec pause = {.tv_nsec = JOIN_PAUSE_NS};
+    bool is_over;
 
     if (!worker->is_started)
         return true;
-    r = pthread_clockjoin_np(worker->thread, NULL, CLOCK_MONOTONIC, &until);
-    KVT_ASSERT(r == 0 || r == ETIMEDOUT);
-    if (r == ETIMEDOUT)
-        (void)pthread_detach(worker->thread);
+    while (!(is_over = atomic_load_explicit(&worker->is_over, memory_order_seq_cst)) &&
+           kvt_clock_mono_ns() < until_ns)
+        nanosleep(&pause, NULL);
+    KVT_ASSERT((is_over ? pthread_join(worker->thread, NULL) : pthread_detach(worker->thread)) ==
+               0);
     worker->is_started = false;
-    return r == 0;
+    return is_over;
 }
 
 int kvt_worker_submit(struct kvt_tier *tier, struct kvt_xfer *const xfers[], uint32_t count,

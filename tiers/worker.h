@@ -28,7 +28,7 @@ struct kvt_worker {
     struct kvt_ring submissions, completions;
     struct kvt_doorbell bell, *engine_bell;
     uint32_t outstanding;
-    atomic_bool is_stopping;
+    atomic_bool is_stopping, is_over; /* asked to end; has ended */
     bool is_started;
     pthread_t thread;
     void (*loop)(struct kvt_worker *worker);
