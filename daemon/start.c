@@ -14,14 +14,12 @@
 #include "daemon/base/size.h"
 #include "daemon/base/steps.h"
 #include "tiers/device/device.h"
-#include "tiers/disk/disk.h"
 #include "tiers/host/host.h"
 
 /* Transfers that a tier takes before it says "full": enough to keep it busy, little enough that a
  * deadline means something. */
 #define HOST_INFLIGHT_MAX 1024u
 #define DEVICE_INFLIGHT_MAX 1024u
-#define DISK_INFLIGHT_MAX 512u
 
 /* Descriptors beside connections: sockets, rings, memfds, regions of sessions. */
 #define SPARE_DESCRIPTORS 512u
@@ -212,114 +210,6 @@ static void undo_l1(void *ctx)
     undo_tier(ctx, KVT_TIER_DEVICE);
 }
 
-/* What kvt_disk_open answered becomes one line with the remedy. */
-static int refuse_l3(struct kvt_daemon *daemon, int r, const struct kvt_disk_report *report)
-{
-    const char *path = daemon->config->l3.paths;
-    char size[KVT_SIZE_TEXT_BYTES], room[KVT_SIZE_TEXT_BYTES];
-    struct kvt_config_facts facts;
-
-    kvt_size_format_short(daemon->config->l3.bytes, size);
-    switch (r) {
-    case KVT_DISK_E_BUSY:
-        refuse_second(daemon, path, report->pid);
-        return kvt_trace(-EBUSY);
-    case KVT_DISK_E_FOREIGN:
-        kvt_log_error("L3: %s is not a file of kvtierd and was not touched%s%s: move it away, set "
-                      "tiers.l3.path to another name, or start with --format once to lose it",
-                      path, report->why[0] != '\0' ? ", " : "", report->why);
-        return fail(daemon, KVT_EXIT_FAILURE, -EEXIST);
-    case KVT_DISK_E_TOO_SMALL:
-        kvt_log_error("L3: tiers.l3.bytes of %s leaves no room for data", size);
-        return fail(daemon, KVT_EXIT_CONFIG, -EINVAL);
-    case -ENOSPC:
-        kvt_config_facts_read(daemon->config, &facts);
-        kvt_size_format_short(facts.data[0].free_bytes + facts.data[0].own_bytes, room);
-        kvt_log_error("L3: %s wants %s and its file system has room for %s: lower tiers.l3.bytes "
-                      "or free space",
-                      path, size, room);
-        return fail(daemon, KVT_EXIT_FAILURE, r);
-    case -EACCES:
-    case -EPERM:
-        kvt_log_error("L3: %s: %s for uid %u: its directory must be writable for the daemon", path,
-                      strerror(-r), (unsigned)geteuid());
-        return fail(daemon, KVT_EXIT_FAILURE, r);
-    case -ENOENT:
-        kvt_log_error("L3: the directory of %s does not exist: make it, writable for uid %u", path,
-                      (unsigned)geteuid());
-        return fail(daemon, KVT_EXIT_FAILURE, r);
-    case -ELOOP:
-        kvt_log_error("L3: %s is a symbolic link to nothing: no file is made there", path);
-        return fail(daemon, KVT_EXIT_FAILURE, r);
-    default:
-        kvt_log_error("L3: %s %s%s%s%s", path,
-                      r > 0 ? "" : "cannot be opened: ", kvt_disk_result_text(r),
-                      report->why[0] != '\0' ? ": " : "", report->why);
-        return fail(daemon, KVT_EXIT_FAILURE, r > 0 ? -EEXIST : r);
-    }
-}
-
-/* What of the contents before could not be kept, and whether all of the space was to be had. */
-static void tell_l3(const struct kvt_config *config, const struct kvt_disk_report *report)
-{
-    const char *path = config->l3.paths;
-    char size[KVT_SIZE_TEXT_BYTES], wanted[KVT_SIZE_TEXT_BYTES];
-
-    if (report->is_upgraded)
-        kvt_log_info("L3: %s had format version 1, whose contents cannot be found again: made anew",
-                     path);
-    if (report->is_truncated)
-        kvt_log_warn("L3: %s was cut off: what lay behind its end is lost", path);
-    if (report->is_no_space) {
-        kvt_size_format_short(report->bytes, size);
-        kvt_size_format_short(config->l3.bytes, wanted);
-        kvt_log_warn("L3: %s stays at %s: there is no room for %s", path, size, wanted);
-    }
-}
-
-static int start_l3(void *ctx)
-{
-    struct kvt_daemon *daemon = ctx;
-    const struct kvt_config *config = daemon->config;
-    struct kvt_tier *l2 = daemon->tiers[KVT_TIER_HOST];
-    const struct kvt_disk_config disk = {
-        .path = config->l3.paths,
-        .bytes = config->l3.bytes,
-        .is_format = config->l3.is_format_wanted,
-        .host_memory = kvt_host_memory(l2),
-        .host_memory_bytes = l2->capacity_bytes,
-        .inflight_bytes_max = config->l3.inflight_bytes,
-        .inflight_max = DISK_INFLIGHT_MAX,
-        .retry_ns_min = config->l3.retry_min_ns,
-        .retry_ns_max = config->l3.retry_max_ns,
-        .doorbell = &daemon->doorbell,
-    };
-    char size[KVT_SIZE_TEXT_BYTES];
-    struct kvt_disk_report report;
-    int r;
-
-    if (config->l3.bytes == 0) {
-        kvt_log_info("L3: off");
-        return 0;
-    }
-    if (strchr(config->l3.paths, ',') != NULL) {
-        kvt_log_error("L3: tiers.l3.path names several devices, this build serves from one");
-        return fail(daemon, KVT_EXIT_CONFIG, -EINVAL);
-    }
-    r = kvt_disk_open(&daemon->tiers[KVT_TIER_DISK], &disk, &report);
-    if (r != 0)
-        return refuse_l3(daemon, r, &report);
-    tell_l3(config, &report);
-    kvt_size_format_short(report.bytes, size);
-    kvt_log_info("L3: %s at %s, %s", size, disk.path, daemon->tiers[KVT_TIER_DISK]->detail);
-    return 0;
-}
-
-static void undo_l3(void *ctx)
-{
-    undo_tier(ctx, KVT_TIER_DISK);
-}
-
 /* ---- engine --------------------------------------------------------------------------------- */
 
 static void *engine_thread(void *ctx)
@@ -343,8 +233,14 @@ static struct kvt_store_config store_config(const struct kvt_daemon *daemon)
         .write_budget_bytes_per_s = config->l3.write_budget_bytes_per_s,
         .scrub_bytes_per_s = config->l3.scrub_bytes_per_s,
         .is_verify_l2_always = config->l2.verify == KVT_CONFIG_VERIFY_ALWAYS,
+        .stamp_first = daemon->l3.stamp_first,
+        .stamp_end = daemon->l3.stamp_end,
+        .stripe_blocks = config->l3.stripe_blocks,
+        .lost_after_ns = config->l3.lost_after_ns,
     };
 
+    memcpy(store.store_id, daemon->l3.store_id, sizeof(store.store_id));
+    memcpy(store.indexes, daemon->l3.indexes, sizeof(store.indexes));
     for (uint32_t i = 0; i < KVT_TIERS_COUNT; i++) {
         store.tiers[i] = daemon->tiers[i];
         store.slab_unit_bytes[i] = (uint32_t)config->l2.slab_unit_bytes;
@@ -372,11 +268,20 @@ static int start_engine(void *ctx)
         .reserved_bytes_per_engine_max = config->limits.reserved_bytes_per_engine,
         .namespaces_max = config->limits.namespaces,
         .roots_max = config->limits.roots,
+        .namespaces = daemon->l3.namespaces,
+        .load_wait_ns = config->l3.load_wait_ns,
         .notify = kvt_server_notify,
         .doorbell = &daemon->doorbell,
     };
     int r;
 
+    for (uint32_t i = 0; i < daemon->l3.devices_count; i++)
+        engine.devices[i] = (struct kvt_engine_device){
+            .path = daemon->l3.devices[i].path,
+            .index_path = daemon->l3.devices[i].index_path,
+            .state = daemon->l3.states[i],
+            .endurance_bytes = config->l3.endurance_bytes,
+        };
     if (getrandom(&engine.seed, sizeof(engine.seed), 0) != sizeof(engine.seed))
         return fail(daemon, KVT_EXIT_FAILURE, -EIO);
     r = kvt_engine_new(&daemon->engine, &engine);
@@ -465,7 +370,8 @@ static const struct kvt_step steps[] = {
     {"doorbell", start_doorbell, undo_doorbell},
     {"L2", start_l2, undo_l2},
     {"L1", start_l1, undo_l1},
-    {"L3", start_l3, undo_l3},
+    {"L3", kvt_start_l3, kvt_undo_l3},
+    {"index", kvt_start_index, kvt_undo_index},
     {"engine", start_engine, undo_engine},
     {"server", start_server, undo_server},
 };

@@ -1,7 +1,7 @@
 /* The daemon's parts and the order in which they start and stop.
  *
- *   limits, guard, live check, L2, L1, L3, engine, server        start, left to right
- *   server, engine (drains), L3, L1, L2                           stop, right to left
+ *   limits, guard, live check, L2, L1, L3, index, engine, server  start, left to right
+ *   server, engine (drains), index, L3, L1, L2                    stop, right to left
  *
  * The server goes first: it stops accepting, lets requests end and hands every op back; the engine
  * must still run for that. The engine goes next: it writes back what L3 should have, waits for
@@ -15,6 +15,7 @@
 #include "daemon/base/doorbell.h"
 #include "daemon/config.h"
 #include "daemon/engine/engine.h"
+#include "daemon/start_l3.h"
 #include "proto/server/server.h"
 #include "tiers/tier.h"
 
@@ -33,6 +34,7 @@ struct kvt_daemon {
     enum kvt_exit exit;        /* what a failed step wants the process to say */
     struct kvt_doorbell doorbell;
     struct kvt_tier *tiers[KVT_TIERS_COUNT];
+    struct kvt_daemon_l3 l3;
     struct kvt_engine *engine;
     pthread_t engine_thread;
     struct kvt_service service;

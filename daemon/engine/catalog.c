@@ -16,19 +16,44 @@
 /* ---- at start ---------------------------------------------------------------------------------
  */
 
+/* False: the record is not what its fingerprint is of. */
+static bool read_spec(const struct kvt_disk_ns_record *record,
+                      struct kvt_req_open_namespace *ret_req, struct kvt_text *ret_tags)
+{
+    uint8_t fingerprint[KVT_FINGERPRINT_BYTES];
+
+    return kvt_sha256(record->spec, record->spec_bytes, fingerprint) == 0 &&
+           memcmp(fingerprint, record->fingerprint, sizeof(fingerprint)) == 0 &&
+           eng_spec_decode(record->spec, record->spec_bytes, ret_req, ret_tags, TAGS_MAX);
+}
+
+bool kvt_engine_describe_ns(const struct kvt_disk_ns_record *record, struct kvt_index_ns *ret_ns)
+{
+    struct kvt_text tags[TAGS_MAX];
+    struct kvt_req_open_namespace req;
+    struct kvt_index_ns ns = {.is_used = true, .epoch = record->epoch};
+
+    if (!read_spec(record, &req, tags))
+        return false;
+    memcpy(ns.fingerprint, record->fingerprint, sizeof(ns.fingerprint));
+    ns.block_tokens = req.block_tokens;
+    ns.components_count = req.components_count;
+    for (uint32_t i = 0; i < req.components_count; i++)
+        ns.shards[i] = (uint16_t)(req.components[i].is_replicated ? 1 : req.ranks);
+    *ret_ns = ns;
+    return true;
+}
+
 /* A record that does not hold is passed over: its rows find no namespace. */
 static int restore(struct kvt_engine *engine, uint32_t idx, const struct kvt_disk_ns_record *record,
                    struct kvt_text *tags)
 {
-    uint8_t fingerprint[KVT_FINGERPRINT_BYTES];
     struct kvt_req_open_namespace req;
     int r;
 
-    if (kvt_sha256(record->spec, record->spec_bytes, fingerprint) != 0 ||
-        memcmp(fingerprint, record->fingerprint, sizeof(fingerprint)) != 0 ||
-        !eng_spec_decode(record->spec, record->spec_bytes, &req, tags, TAGS_MAX))
+    if (!read_spec(record, &req, tags))
         return 0;
-    r = eng_ns_make(engine, idx, record->epoch, &req, fingerprint);
+    r = eng_ns_make(engine, idx, record->epoch, &req, record->fingerprint);
     return r == -ENOMEM ? r : 0; /* a spec that these tiers cannot hold: as if it were not there */
 }
 
@@ -124,7 +149,7 @@ static void put_again(struct kvt_engine *engine, struct eng_ns *ns)
 static bool put_stamps(struct kvt_engine *engine)
 {
     for (uint32_t i = 0; i < KVT_ZONES_MAX; i++) {
-        struct kvt_disk_state state = engine->config.states[i];
+        struct kvt_disk_state state = engine->config.devices[i].state;
         uint8_t data[KVT_DISK_STATE_BYTES];
 
         if ((engine->stamps_todo & 1u << i) == 0)

@@ -34,7 +34,11 @@ struct kvt_engine_config {
     /* What L3's devices kept of earlier daemons. NULL: nothing; else KVT_NAMESPACES_MAX records,
      * only used in kvt_engine_new. */
     const struct kvt_disk_ns_record *namespaces;
-    struct kvt_disk_state states[KVT_ZONES_MAX]; /* a device each, as they were written last */
+    struct kvt_engine_device {
+        const char *path, *index_path; /* for people; outlive the engine; NULL: no such device */
+        struct kvt_disk_state state;   /* as it was written last */
+        uint64_t endurance_bytes;      /* that it may be written in its life; 0: not known */
+    } devices[KVT_ZONES_MAX];
     uint64_t load_wait_ns;         /* a lookup waits so long for L3's index at start; 0: 10 s */
     kvt_notify_fn notify;          /* of the server; NULL in tests that need none */
     struct kvt_doorbell *doorbell; /* the one that the tiers ring too */
@@ -42,6 +46,8 @@ struct kvt_engine_config {
 
 KVT_MUST_USE int kvt_engine_new(struct kvt_engine **ret_engine,
                                 const struct kvt_engine_config *config);
+/* What a scan of slots has to know of a namespace; false: its spec does not hold. */
+bool kvt_engine_describe_ns(const struct kvt_disk_ns_record *record, struct kvt_index_ns *ret_ns);
 /* Nothing may be in flight (see stop). NULL-proof; returns NULL. */
 struct kvt_engine *kvt_engine_free(struct kvt_engine *engine);
 

@@ -264,6 +264,7 @@ struct eng_wide {
 struct eng_prefetch {
     struct kvt_radix_block end;
     uint32_t component;
+    uint32_t session_idx, session_generation; /* whose wish it is */
     uint64_t first_idx, end_idx;
 };
 
@@ -512,8 +513,9 @@ void eng_group_drop_all(struct kvt_engine *engine, struct eng_group *group);
 void eng_op_lookup(struct kvt_engine *engine, struct kvt_op *op);
 /* Blocks that resuming at the end of @blocks needs from a component: [*ret_first, @blocks). */
 uint64_t eng_needed_first(const struct eng_ns *ns, uint32_t component, uint64_t blocks);
-void eng_prefetch_add(struct kvt_engine *engine, struct kvt_radix_block end, uint32_t component,
-                      uint64_t first_idx, uint64_t end_idx);
+void eng_prefetch_add(struct kvt_engine *engine, const struct eng_session *session,
+                      struct kvt_radix_block end, uint32_t component, uint64_t first_idx,
+                      uint64_t end_idx);
 bool eng_prefetch_slice(struct kvt_engine *engine);
 void eng_prefetch_cancel(struct kvt_engine *engine);
 
@@ -613,6 +615,9 @@ void eng_op_evict(struct kvt_engine *engine, struct kvt_op *op);
 void eng_op_reset(struct kvt_engine *engine, struct kvt_op *op);
 void eng_op_dump(struct kvt_engine *engine, struct kvt_op *op);
 void eng_op_stats(struct kvt_engine *engine, struct kvt_op *op);
+/* stats_devices.c; false: the op's arena is full. */
+bool eng_device_stats(const struct kvt_engine *engine, struct kvt_op *op,
+                      const struct kvt_store_stats *store);
 void eng_op_health(struct kvt_engine *engine, struct kvt_op *op);
 
 /* op_maintain.c */

@@ -197,23 +197,49 @@ void eng_op_dump(struct kvt_engine *engine, struct kvt_op *op)
 /* ---- Health -----------------------------------------------------------------------------------
  */
 
+/* "L3 device /nvme1/kv is out of service": of a tier of several devices each speaks for itself. */
+static size_t describe_zones(const struct kvt_engine *engine, char *text, size_t size)
+{
+    const struct kvt_tier *disk = engine->config.store.tiers[KVT_TIER_DISK];
+    struct kvt_store_stats store;
+    size_t bytes = 0;
+
+    if (disk == NULL)
+        return 0;
+    kvt_store_stats(engine->store, &store);
+    for (uint32_t i = 0; i < disk->zones_count && bytes < size; i++) {
+        const char *what = NULL;
+
+        if (atomic_load_explicit(&disk->zones[i].counters->health, memory_order_relaxed) ==
+            KVT_TIER_HEALTH_OUT)
+            what = "is out of service";
+        else if (engine->config.store.indexes[i] != NULL && !store.zones[i].is_kept)
+            what = "has lost its index";
+        if (what != NULL)
+            bytes += (size_t)snprintf(text + bytes, size - bytes, "%sL3 device %s %s",
+                                      bytes > 0 ? ", " : "", disk->zones[i].name, what);
+    }
+    return KVT_MIN(bytes, size - 1);
+}
+
 void eng_op_health(struct kvt_engine *engine, struct kvt_op *op)
 {
     struct kvt_ans_health *ans = &op->ans.health;
-    char *text = kvt_arena_alloc(op->arena, 128);
-    size_t bytes = 0;
+    size_t size = 2048, bytes;
+    char *text = kvt_arena_alloc(op->arena, size);
 
     *ans = (struct kvt_ans_health){.is_serving = !engine->is_stopping};
     if (text == NULL)
         return;
-    for (uint32_t tier = 0; tier < KVT_TIERS_COUNT; tier++) {
+    bytes = describe_zones(engine, text, size);
+    for (uint32_t tier = 0; tier < KVT_TIERS_COUNT && bytes < size - 1; tier++) {
         const struct kvt_tier *at = engine->config.store.tiers[tier];
 
-        if (at == NULL ||
+        if (at == NULL || at->zones_count > 0 ||
             atomic_load_explicit(&at->counters.health, memory_order_relaxed) != KVT_TIER_HEALTH_OUT)
             continue;
-        bytes += (size_t)snprintf(text + bytes, 128 - bytes, "%sL%u is out of service",
+        bytes += (size_t)snprintf(text + bytes, size - bytes, "%sL%u is out of service",
                                   bytes > 0 ? ", " : "", tier + 1);
     }
-    ans->degraded = (struct kvt_text){text, (uint32_t)bytes};
+    ans->degraded = (struct kvt_text){text, (uint32_t)KVT_MIN(bytes, size - 1)};
 }

@@ -126,16 +126,18 @@ static void give_lease(struct kvt_engine *engine, struct kvt_op *op, struct eng_
     op->ans.lookup.lease_ns = idle_ns;
 }
 
-static void prefetch(struct kvt_engine *engine, const struct eng_ns *ns,
+static void prefetch(struct kvt_engine *engine, const struct eng_session *session,
                      const struct kvt_radix_match *match)
 {
+    const struct eng_ns *ns = session->ns;
     uint64_t blocks = match->boundary_tokens / ns->block_tokens;
 
     for (uint32_t i = 0; i < ns->components_count; i++) {
         if (match->components[i].blocks_at[KVT_TIER_DISK] +
                 match->components[i].blocks_at[KVT_TIER_DISK + KVT_STORE_BITS_DRAINING] >
             0)
-            eng_prefetch_add(engine, match->end, i, eng_needed_first(ns, i, blocks), blocks);
+            eng_prefetch_add(engine, session, match->end, i, eng_needed_first(ns, i, blocks),
+                             blocks);
     }
 }
 
@@ -181,5 +183,5 @@ void eng_op_lookup(struct kvt_engine *engine, struct kvt_op *op)
     if (req->wants_lease)
         give_lease(engine, op, session, &match, bytes);
     if (req->wants_prefetch && op->code == KVT_CODE_OK)
-        prefetch(engine, session->ns, &match);
+        prefetch(engine, session, &match);
 }

@@ -55,8 +55,8 @@ enum eng_start eng_promote_start(struct kvt_engine *engine, struct eng_run *run,
     mask = kvt_store_ready_mask(engine->store, moves->cells[move]);
     if (mask == 0 || (run->is_upper_only && mask == 1u << KVT_TIER_DISK)) {
         if (mask != 0)
-            eng_prefetch_add(engine, run->end, moves->component, moves->block_idx[move],
-                             moves->block_idx[move] + 1);
+            eng_prefetch_add(engine, run->session, run->end, moves->component,
+                             moves->block_idx[move], moves->block_idx[move] + 1);
         moves->results[move] = KVT_MOVE_MISS;
         return ENG_SETTLED;
     }

@@ -1,14 +1,16 @@
 /* Raising blocks to L2 in the background: what a lookup asked for ahead of its promote, and what a
  * best-effort promote found only in L3. Wishes wait in a small ring and are worked off in slices;
- * a wish whose path has died is forgotten, one that finds the ring full is dropped and counted. The
- * store's budget of bytes in flight keeps room for those who cannot wait. */
+ * a wish whose path has died or whose session has ended is forgotten, one that finds the ring full
+ * is dropped and counted. The store's budget of bytes in flight keeps room for those who cannot
+ * wait. */
 #include "daemon/engine/internal.h"
 
 #define PREFETCH_DEADLINE_NS (30 * KVT_NS_PER_S)
 #define PREFETCH_CELLS 64u
 
-void eng_prefetch_add(struct kvt_engine *engine, struct kvt_radix_block end, uint32_t component,
-                      uint64_t first_idx, uint64_t end_idx)
+void eng_prefetch_add(struct kvt_engine *engine, const struct eng_session *session,
+                      struct kvt_radix_block end, uint32_t component, uint64_t first_idx,
+                      uint64_t end_idx)
 {
     uint32_t last_at =
         (engine->prefetch_head + engine->prefetch_count - 1) % KVT_ENGINE_PREFETCH_MAX;
@@ -18,6 +20,7 @@ void eng_prefetch_add(struct kvt_engine *engine, struct kvt_radix_block end, uin
         return;
     if (engine->prefetch_count > 0 && last->end.idx == end.idx &&
         last->end.generation == end.generation && last->component == component &&
+        last->session_idx == session->idx && last->session_generation == session->generation &&
         last->end_idx == first_idx) {
         last->end_idx = end_idx;
         return;
@@ -26,8 +29,14 @@ void eng_prefetch_add(struct kvt_engine *engine, struct kvt_radix_block end, uin
         eng_count(engine, KVT_COUNTER_PREFETCH_DROPPED, 1);
         return;
     }
-    engine->prefetch[(last_at + 1) % KVT_ENGINE_PREFETCH_MAX] =
-        (struct eng_prefetch){end, component, first_idx, end_idx};
+    engine->prefetch[(last_at + 1) % KVT_ENGINE_PREFETCH_MAX] = (struct eng_prefetch){
+        .end = end,
+        .component = component,
+        .session_idx = session->idx,
+        .session_generation = session->generation,
+        .first_idx = first_idx,
+        .end_idx = end_idx,
+    };
     engine->prefetch_count++;
 }
 
@@ -62,6 +71,10 @@ bool eng_prefetch_slice(struct kvt_engine *engine)
 
     if (engine->prefetch_count == 0 || engine->background_count >= KVT_ENGINE_PREFETCH_JOBS_MAX)
         return false;
+    if (eng_session_at(engine, wish->session_idx, wish->session_generation) == NULL) {
+        pop(engine); /* whoever wished it is gone */
+        return engine->prefetch_count > 0;
+    }
     count = (uint32_t)KVT_MIN(wish->end_idx - wish->first_idx, (uint64_t)PREFETCH_CELLS);
     if (kvt_radix_depth_blocks(engine->radix, wish->end) < wish->end_idx ||
         kvt_radix_path(engine->radix, wish->end, wish->component, wish->first_idx, count, cells) !=

@@ -177,7 +177,8 @@ void eng_op_stats(struct kvt_engine *engine, struct kvt_op *op)
         .engines_count = engine->groups_count,
         .namespaces = kvt_arena_array(op->arena, engine->ns_count + 1u, sizeof(ans->namespaces[0])),
         .engines = kvt_arena_array(op->arena, engine->groups_count + 1u, sizeof(ans->engines[0]))};
-    if (ans->namespaces == NULL || ans->engines == NULL || !counters(engine, op, &store)) {
+    if (ans->namespaces == NULL || ans->engines == NULL || !counters(engine, op, &store) ||
+        !eng_device_stats(engine, op, &store)) {
         kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED, "the answer is too large");
         return;
     }

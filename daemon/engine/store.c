@@ -370,6 +370,12 @@ bool kvt_store_drain(struct kvt_store *store, uint64_t now_ns)
     uint32_t slice = 0;
 
     store->now_ns = KVT_MAX(store->now_ns, now_ns);
+    if (!store->is_saved_first) {
+        store->is_saved_first = true;
+        kvt_store_save_start(store); /* takes along what is in L1 alone */
+    }
+    if (store->save.is_running)
+        return false;
     store->is_draining = true;
     if (!kvt_store_is_lower_on(store))
         return true;

@@ -307,6 +307,12 @@ struct kvt_store_stats {
         uint64_t dropped[KVT_DROP_REASONS];
         uint64_t written_back; /* copies that went one tier down */
     } tiers[KVT_TIERS_COUNT];
+    struct {
+        struct kvt_slab_stats slab;
+        uint64_t out_ns; /* out of service for so long; 0: in service */
+        bool is_lost;    /* out for too long: its copies were dropped */
+        bool is_kept;    /* has an index that works */
+    } zones[KVT_ZONES_MAX];
 };
 void kvt_store_stats(const struct kvt_store *store, struct kvt_store_stats *ret_stats);
 

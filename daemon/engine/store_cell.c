@@ -244,6 +244,8 @@ bool kvt_store_take_slots(struct kvt_store *store, struct cell *cell, uint32_t t
             continue;
         if (take_in(store, cell, tier, zone)) {
             count_taken(store, cell, tier);
+            if (tier == KVT_TIER_DISK)
+                kvt_store_zone_used(store, cell, zone);
             return true;
         }
     }

@@ -70,6 +70,14 @@ void kvt_store_stats(const struct kvt_store *store, struct kvt_store_stats *ret_
         stats.tiers[i].written_back = at->written_back;
         memcpy(stats.tiers[i].dropped, at->dropped, sizeof(at->dropped));
     }
+    for (uint32_t i = 0; i < store->zones_count; i++) {
+        const struct store_zone *zone = &store->zones[i];
+
+        kvt_slab_zone_stats(store->tiers[KVT_TIER_DISK].slab, i, &stats.zones[i].slab);
+        stats.zones[i].out_ns = zone->out_since_ns == 0 ? 0 : store->now_ns - zone->out_since_ns;
+        stats.zones[i].is_lost = zone->is_dropped;
+        stats.zones[i].is_kept = zone->index != NULL && !zone->is_index_lost;
+    }
     *ret_stats = stats;
 }
 

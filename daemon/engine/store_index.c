@@ -17,14 +17,13 @@
 
 #include "daemon/base/alloc.h"
 #include "daemon/base/clock.h"
+#include "daemon/base/log.h"
 #include "daemon/engine/store_internal.h"
 
 #define STRIPE_BLOCKS_DEFAULT 64u
 #define LOST_AFTER_NS_DEFAULT (30ull * KVT_NS_PER_S)
 #define TAGS_BATCH 64u
 #define EVENTS_A_TURN 2048u
-#define CELLS_A_TURN 4096u /* looked at for a lost device */
-#define COMPONENT_ROW UINT16_MAX
 #define QUEUES_SHARE 32u /* of the store's memory, one part in so many */
 #define QUEUE_MIN 1024u
 #define QUEUE_MAX 65536u
@@ -276,7 +275,6 @@ void kvt_store_block_gone(struct kvt_store *store, const struct kvt_radix_gone *
         .block_id = gone->tag & STORE_STAMP_MASK,
         .block_idx = (uint32_t)gone->block_idx,
         .ns = (uint16_t)store->ns[gone->ns.idx].number,
-        .component = COMPONENT_ROW,
         .kind = KVT_INDEX_PUT_DROP_ROW,
     };
 
@@ -561,81 +559,26 @@ bool kvt_store_is_durable(const struct kvt_store *store, struct kvt_cell handle)
     return cell != NULL && (cell->is_indexed || !store->is_kept);
 }
 
-/* ---- devices that go ------------------------------------------------------------------------ */
-
-uint32_t kvt_store_pick_zone(struct kvt_store *store, const struct cell *cell)
-{
-    struct kvt_radix_block at = cell->block;
-    uint64_t hash;
-
-    if (store->zones_count <= 1)
-        return 0;
-    /* The run's first block names the run. */
-    for (uint64_t i = kvt_radix_depth_blocks(store->radix, at); i > 1; i--) {
-        if ((i - 1) % store->config.stripe_blocks == 0)
-            break;
-        at = kvt_radix_parent(store->radix, at);
-    }
-    hash = kvt_store_block_id(store, at) * 0x9e3779b97f4a7c15ull;
-    return (uint32_t)((hash >> 32) * store->zones_count >> 32);
-}
-
-static void zone_close(struct kvt_store *store, uint32_t idx, bool is_closed)
-{
-    struct store_zone *zone = &store->zones[idx];
-
-    if (zone->is_closed == is_closed)
-        return;
-    zone->is_closed = is_closed;
-    if (is_closed)
-        kvt_slab_zone_close(store->tiers[KVT_TIER_DISK].slab, idx);
-    else
-        kvt_slab_zone_open(store->tiers[KVT_TIER_DISK].slab, idx);
-    store->is_woken = true;
-}
-
-/* Copies on a device that is gone are gone: a slice of them. True: there is more. */
-static bool drop_lost(struct kvt_store *store, uint32_t idx)
-{
-    struct store_zone *zone = &store->zones[idx];
-    const struct kvt_slab *slab = store->tiers[KVT_TIER_DISK].slab;
-    uint32_t end = KVT_MIN(zone->drop_at + CELLS_A_TURN, store->records_fresh + 1);
-
-    for (; zone->drop_at < end; zone->drop_at++) {
-        struct cell *cell = &store->cells[zone->drop_at];
-
-        if (!cell->is_used || cell->is_orphan || cell->copies[KVT_TIER_DISK].state != COPY_READY ||
-            kvt_slab_zone(slab, cell->slots[KVT_TIER_DISK]) != idx)
-            continue;
-        kvt_store_let_go(store, cell, KVT_TIER_DISK, KVT_DROP_LOST);
-    }
-    zone->is_dropped = zone->drop_at > store->records_fresh;
-    return !zone->is_dropped;
-}
-
-static bool zone_turn(struct kvt_store *store, uint32_t idx)
-{
-    struct store_zone *zone = &store->zones[idx];
-    bool is_out =
-        atomic_load_explicit(&zone->counters->health, memory_order_relaxed) != KVT_TIER_HEALTH_OK;
-
-    if (!is_out)
-        zone->out_since_ns = 0;
-    else if (zone->out_since_ns == 0)
-        zone->out_since_ns = KVT_MAX(store->now_ns, (uint64_t)1);
-    zone_close(store, idx, is_out || zone->is_index_lost);
-    if (!is_out && (zone->is_dropped || zone->drop_at == 0)) {
-        zone->is_dropped = false;
-        zone->drop_at = 0;
-        return false;
-    }
-    if (zone->is_dropped || zone->is_loading ||
-        (zone->drop_at == 0 && store->now_ns - zone->out_since_ns < store->config.lost_after_ns))
-        return false;
-    return drop_lost(store, idx); /* once begun it goes through, whatever the device does then */
-}
-
 /* ---- the turn ------------------------------------------------------------------------------- */
+
+static void tell_loaded(const struct kvt_store *store, uint32_t idx,
+                        const struct kvt_index_event *event)
+{
+    const struct kvt_index_loaded *loaded = &event->loaded;
+
+    kvt_log_info(
+        "L3: %s: its index%s has %llu blocks with %llu copies, %llu rows did not hold, read "
+        "in %llu ms%s%s",
+        kvt_store_zone_name(store, idx), loaded->was_rebuilt ? ", made anew from its slots," : "",
+        (unsigned long long)loaded->rows, (unsigned long long)loaded->copies,
+        (unsigned long long)loaded->dropped, (unsigned long long)(loaded->took_ns / KVT_NS_PER_MS),
+        event->why[0] != '\0' ? "; " : "", event->why);
+    if (store->load.dropped > 0)
+        kvt_log_warn(
+            "L3: %llu blocks and copies of its indexes could not be taken: they do not fit "
+            "the devices or the memory of the index any more",
+            (unsigned long long)store->load.dropped);
+}
 
 static void take_event(struct kvt_store *store, uint32_t idx, const struct kvt_index_event *event)
 {
@@ -644,8 +587,11 @@ static void take_event(struct kvt_store *store, uint32_t idx, const struct kvt_i
     switch (event->kind) {
     case KVT_INDEX_EVENT_ROW:
     case KVT_INDEX_EVENT_COPY:
+        kvt_store_load_event(store, idx, event);
+        break;
     case KVT_INDEX_EVENT_LOADED:
         kvt_store_load_event(store, idx, event);
+        tell_loaded(store, idx, event);
         break;
     case KVT_INDEX_EVENT_COMMITTED:
         if (event->refused != zone->refused)
@@ -656,6 +602,9 @@ static void take_event(struct kvt_store *store, uint32_t idx, const struct kvt_i
         break;
     case KVT_INDEX_EVENT_FAILED:
         kvt_store_load_event(store, idx, event);
+        kvt_log_error("L3: the index of %s is lost: %s; nothing new is put there, what it holds is "
+                      "served until the daemon stops; restart it to make the index anew",
+                      kvt_store_zone_name(store, idx), event->why);
         zone->is_index_lost = true;
         store->is_woken = true;
         break;
@@ -700,7 +649,7 @@ bool kvt_store_index_turn(struct kvt_store *store, uint32_t budget)
     bool is_more = take_events(store);
 
     for (uint32_t i = 0; i < store->zones_count; i++)
-        is_more |= zone_turn(store, i);
+        is_more |= kvt_store_zone_turn(store, i);
     if (!store->is_kept)
         return is_more;
     settle_todo(store);
@@ -711,7 +660,7 @@ bool kvt_store_index_turn(struct kvt_store *store, uint32_t budget)
         is_more |= budget == 0;
     }
     settle_todo(store);
-    if (!kvt_list_is_empty(&store->syncs) || store->is_draining)
+    if (!kvt_list_is_empty(&store->syncs) || store->is_draining || store->save.is_running)
         kvt_store_hasten(store);
     end_syncs(store);
     return is_more;

@@ -201,6 +201,13 @@ struct store_zone {
     uint64_t seq_put, seq_synced, seq_committed, refused;
 };
 
+#define STORE_RECENT_MAX 64u
+
+struct store_recent { /* a block that was put on L3 lately */
+    struct kvt_radix_block block, parent;
+    uint32_t zone;
+};
+
 struct todo { /* a copy that is on L3 and not durable in the index */
     struct kvt_cell cell;
     uint64_t seq; /* of its put; 0: not put */
@@ -263,6 +270,8 @@ struct kvt_store {
 
     struct store_zone zones[KVT_ZONES_MAX];
     uint32_t zones_count;
+    struct store_recent recent[STORE_RECENT_MAX];
+    uint32_t recent_at;
     bool is_kept; /* some zone has an index */
     bool has_digest_roots;
     /* Positions only rise: [todo_done, todo_put) are with the index, [todo_put, todo_end) wait. */
@@ -297,7 +306,7 @@ struct kvt_store {
     struct kvt_cell *through; /* ring of cells to write as soon as they are READY */
     uint32_t through_head, through_count;
     uint32_t drain_at;
-    bool is_draining, is_reap_left;
+    bool is_draining, is_saved_first, is_reap_left;
     uint64_t unsaved; /* cells that L3 lacks: kvt_store_is_unsaved */
     struct store_save save;
     struct store_scrub scrub;
@@ -387,8 +396,15 @@ bool kvt_store_index_turn(struct kvt_store *store, uint32_t budget);
 uint64_t kvt_store_index_next_ns(const struct kvt_store *store);
 /* Nothing waits for the index any more. */
 bool kvt_store_index_is_idle(const struct kvt_store *store);
+/* ---- store_zone.c: L3's devices ---- */
 /* The zone that a copy on L3 should go to. */
 uint32_t kvt_store_pick_zone(struct kvt_store *store, const struct cell *cell);
+void kvt_store_zone_used(struct kvt_store *store, const struct cell *cell, uint32_t zone);
+/* Looks whether it is in service; true: there is more to do. */
+bool kvt_store_zone_turn(struct kvt_store *store, uint32_t idx);
+const char *kvt_store_zone_name(const struct kvt_store *store, uint32_t idx); /* for people */
+/* A slot of L3 that failed verification: once, since its copy is dropped. */
+void kvt_store_tell_bad_slot(const struct kvt_store *store, const struct kvt_xfer *xfer);
 
 /* ---- store_load.c: what the index says at start ---- */
 KVT_MUST_USE int kvt_store_load_init(struct kvt_store *store);

@@ -685,8 +685,11 @@ static void finish(struct kvt_store *store, struct xfer *xfer)
     store->tiers[xfer->tier].inflight--;
     store->paths[xfer->path].queued_bytes -= xfer->bytes;
     measure(store, xfer);
-    if (xfer->base.status == KVT_XFER_BAD_SLOT)
+    if (xfer->base.status == KVT_XFER_BAD_SLOT) {
         store->verified_bad++;
+        if (xfer->base.src.kind == KVT_PLACE_DISK)
+            kvt_store_tell_bad_slot(store, &xfer->base);
+    }
     /* A bad slot says most, then an error, then the rest. */
     if (move->status == 0 || xfer->base.status == KVT_XFER_BAD_SLOT ||
         (xfer->base.status < 0 && move->status != KVT_XFER_BAD_SLOT))

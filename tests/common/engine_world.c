@@ -11,6 +11,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/guard.h"
 #include "daemon/base/hash.h"
+#include "daemon/base/log.h"
 #include "tests/common/check.h"
 
 static struct world *notified; /* tests have one world at a time */
@@ -151,6 +152,7 @@ void world_init(struct world *world, const struct world_config *config)
                             .shard_bytes = {4096, 2048},
                             .stamps_end = 1};
     notified = world;
+    kvt_log_set_level(KVT_LOG_ERROR); /* what is injected is not news */
     make_tiers(world, config);
     for (uint32_t i = 0; i < config->devices; i++) {
         const struct fake_index_config index = {.seed = config->seed + 100 + i,

@@ -23,7 +23,7 @@ class Ctl(unittest.TestCase):
         settings = {"server.socket": self.socket,
                     "server.admin_socket": os.path.join(self.scratch.name, "admin.sock"),
                     "index.memory": "16MiB", "tiers.l2.bytes": "16MiB", "tiers.l2.pages": "plain",
-                    "tiers.l2.slab_unit": "1MiB", "tiers.l3.bytes": "32MiB",
+                    "tiers.l2.slab_unit": "1MiB", "tiers.l3.bytes": "64MiB",
                     "tiers.l3.path": os.path.join(self.scratch.name, "l3")}
         command = [KVTIERD]
         for key, value in settings.items():
@@ -146,7 +146,7 @@ class Ctl(unittest.TestCase):
         self.assertEqual((found["path"], found["version"], found["is_verified"]), (path, 2, False))
         self.assertEqual((found["device_bytes"], found["there_bytes"]), (len(before),) * 2)
         slots = found["slots"]
-        self.assertGreater(slots["good"] + slots["stale"] + slots["other"], 0)
+        self.assertGreater(slots["good"], 0)
         found = json.loads(self.ok("l3", "verify", path, "--json"))
         self.assertEqual((found["bad"], found["unreadable_bytes"]), ([], 0))
         self.assertEqual(found["read_bytes"] // 2**20, len(before) // 2**20 - 2)

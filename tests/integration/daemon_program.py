@@ -258,8 +258,14 @@ class StartAndStop(Base):
         self.fails(1, "directory must exist", server__socket=self.directory + "/none/d.sock")
 
     def test_l3_directory_that_is_missing(self):
-        self.fails(1, "L3: the directory of .* does not exist", tiers__l3__bytes="64MiB",
-                   tiers__l3__path=self.directory + "/none/l3")
+        """One device cannot be: it is out of service, the other and the daemon go on."""
+        daemon = self.daemon(tiers__l3__bytes="64MiB", tiers__l3__path=self.directory + "/none/l3,"
+                             + self.directory + "/l3")
+        daemon.wait_ready()
+        self.assertRegex(daemon.log(), "L3: .*/none/l3 is out of service: .*; its directory must "
+                         "exist and be writable")
+        self.assertRegex(daemon.log(), "L3: 1 of 2 devices")
+        self.assertEqual(daemon.stop()[0], 0)
 
     def test_l3_devices_that_cannot_be(self):
         for settings, message in (
@@ -276,7 +282,10 @@ class StartAndStop(Base):
         content = b"somebody's file" * 1000
         with open(path, "wb") as file:
             file.write(content)
-        self.fails(1, "is not a file of kvtierd", tiers__l3__path=path, tiers__l3__bytes="64MiB")
+        daemon = self.daemon(tiers__l3__path=path, tiers__l3__bytes="64MiB")
+        daemon.wait_ready()
+        self.assertRegex(daemon.log(), "L3: .* is out of service: .*it was not touched")
+        self.assertEqual(daemon.stop()[0], 0)
         with open(path, "rb") as file:
             self.assertEqual(file.read(), content)
 

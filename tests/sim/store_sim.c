@@ -14,6 +14,7 @@
 #include "daemon/base/alloc.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/guard.h"
+#include "daemon/base/log.h"
 #include "daemon/engine/store.h"
 #include "tests/common/check.h"
 #include "tests/common/fake_tier.h"
@@ -738,6 +739,7 @@ int main(int argc, char **argv)
     uint64_t seed = 1, turns = 3000, seconds = 0, runs = 0, start_ns = kvt_clock_mono_ns();
     bool is_one = false;
 
+    kvt_log_set_level(KVT_LOG_ERROR); /* what is injected is not news */
     for (int i = 1; i + 1 < argc; i += 2) {
         uint64_t value = strtoull(argv[i + 1], NULL, 10);
 

@@ -4,7 +4,10 @@
 #include <string.h>
 
 #include "daemon/base/alloc.h"
+#include "daemon/base/bytes.h"
 #include "tiers/disk/loop.h"
+#include "tiers/disk/super.h"
+#include "tiers/worker.h"
 
 #define RUN_MAX 64u /* neighbours in a batch for one device go to it in one call */
 
@@ -356,6 +359,11 @@ static void zone_fill(struct kvt_tier *tier, uint32_t idx, const char *path, uin
 static void open_members(struct disk_set *set, const struct kvt_disk_set_config *config,
                          struct kvt_disk_set_report *report)
 {
+    uint8_t store_id[KVT_DISK_ID_BYTES] = {0};
+    bool is_known = false;
+
+    for (uint32_t i = 0; i < config->devices_count && !is_known; i++)
+        is_known = kvt_disk_store_id_find(config->devices[i].path, store_id);
     for (uint32_t i = 0; i < config->devices_count; i++) {
         struct kvt_disk_config device = config->devices[i];
         struct member *member = &set->members[i];
@@ -363,7 +371,13 @@ static void open_members(struct disk_set *set, const struct kvt_disk_set_config 
         int r;
 
         device.inflight_max = set->tier.inflight_max;
+        if (is_known && kvt_bytes_are_zero(device.store_id, sizeof(device.store_id)))
+            memcpy(device.store_id, store_id, sizeof(store_id));
         r = kvt_disk_open(&member->tier, &device, &found);
+        if (r == 0 && !is_known) {
+            memcpy(store_id, found.store_id, sizeof(store_id));
+            is_known = true;
+        }
         report_fill(&report->devices[i], r, &found);
         if (r != 0) {
             atomic_init(&set->absent[i].health, KVT_TIER_HEALTH_OUT);

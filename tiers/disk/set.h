@@ -42,7 +42,13 @@ struct kvt_disk_set_report {
     struct kvt_disk_set_device devices[KVT_ZONES_MAX];
 };
 
-/* A device that cannot be opened does not stop the others: the report says why, and the caller
+/* The set that what lies at @path belongs to; false: to none, or it cannot be read. */
+bool kvt_disk_store_id_find(const char *path, uint8_t ret_id[16]);
+
+/* Devices whose configuration names no store_id are of the set of the first of them that belongs to
+ * one; if none does, of a new set. A device of another set is not opened.
+ *
+ * A device that cannot be opened does not stop the others: the report says why, and the caller
  * judges whether that is fatal (a busy device, a wrong configuration, none opened). 0, or -EINVAL
  * or -ENOMEM and nothing is open. */
 KVT_MUST_USE int kvt_disk_set_open(struct kvt_tier **ret_tier,
