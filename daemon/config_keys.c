@@ -41,7 +41,7 @@ const struct kvt_config_key kvt_config_keys[] = {
     {"tiers.l3.path", KVT_CONFIG_PATHS, AT(l3.paths), ""},
     {"tiers.l3.bytes", KVT_CONFIG_SIZE_OF_DISK, AT(l3.bytes), "0B", 4 * KVT_MIB, 1024 * TIB, true},
     {"tiers.l3.index_dir", KVT_CONFIG_TEXT, AT(l3.index_dir), ""},
-    {"tiers.l3.index_bytes", KVT_CONFIG_SIZE, AT(l3.index_bytes), "0B", KVT_MIB, TIB, true},
+    {"tiers.l3.index_bytes", KVT_CONFIG_SIZE, AT(l3.index_bytes), "0B", 4 * KVT_MIB, TIB, true},
     {"tiers.l3.inflight", KVT_CONFIG_SIZE, AT(l3.inflight_bytes), "0B",
         64 * KVT_KIB, KVT_GIB, true},
     {"tiers.l3.stripe_blocks", KVT_CONFIG_COUNT, AT(l3.stripe_blocks), "64", 1, 1u << 20},

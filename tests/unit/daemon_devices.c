@@ -124,10 +124,10 @@ static void test_indexes(void **state)
     assert_int_equal(kvt_config_devices(&config, devices), 3);
     assert_true(devices[0].index_bytes == 16 * KVT_MIB);
     assert_int_equal(set("tiers.l3.bytes=100000001B"), 0);
-    assert_int_equal(set("tiers.l3.index_bytes=1MiB"), 0);
+    assert_int_equal(set("tiers.l3.index_bytes=4MiB"), 0);
     assert_int_equal(kvt_config_devices(&config, devices), 3);
-    assert_true(devices[0].index_bytes == KVT_MIB);
-    assert_true(devices[0].data_bytes == (100000001 - KVT_MIB) / 4096 * 4096);
+    assert_true(devices[0].index_bytes == 4 * KVT_MIB);
+    assert_true(devices[0].data_bytes == (100000001 - 4 * KVT_MIB) / 4096 * 4096);
 }
 
 /* ---- relations ------------------------------------------------------------------------------ */

@@ -18,7 +18,7 @@
 #include "tests/common/index_world.h"
 #include "tiers/index/audit.h"
 
-#define FILE_BYTES KVT_INDEX_DB_BYTES_MIN
+#define FILE_BYTES (8u << 20)
 #define PAGE_BYTES 4096u
 #define BLOCKS 1500u
 

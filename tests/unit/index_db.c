@@ -290,7 +290,7 @@ static void test_full(void **state)
                 row_drop(db, i);
         commit(db);
     }
-    assert_true(put > 1500);
+    assert_true(put > 600);
     (void)fill(db);
     for (uint32_t i = 0; i < now.count; i++)
         if (now.blocks[i].has_row && now.blocks[i].key.ns == 7)

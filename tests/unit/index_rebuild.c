@@ -548,7 +548,7 @@ static void test_no_room(void **state)
         struct kvt_index_rebuild_report report;
         uint32_t block = NO_PARENT;
 
-        device->db.bytes = KVT_INDEX_DB_BYTES_MIN;
+        device->db.bytes = 8 * KVT_MIB;
         for (uint32_t i = 0; i < 2000; i++) {
             block = block_add(device, 1, i % 50 == 0 ? NO_PARENT : block);
             assert_int_not_equal(slot_add(device, block, 0, 0, i + 1, 1), 0);

@@ -25,7 +25,7 @@
 #define KVT_INDEX_DB_E_FULL 3  /* this put was refused: no room; drops still have some */
 
 #define KVT_INDEX_DB_WHY_BYTES 160u
-#define KVT_INDEX_DB_BYTES_MIN (8u << 20)
+#define KVT_INDEX_DB_BYTES_MIN (4u << 20)
 
 struct kvt_index_db;
 struct kvt_index_lmdb; /* the calls of LMDB and of the file system that are used: lmdb_calls.h */

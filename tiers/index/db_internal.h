@@ -17,7 +17,7 @@
 #include "tiers/index/db.h"
 #include "tiers/index/row.h"
 
-#define KVT_DB_TIGHT_PUTS 16u
+#define KVT_DB_TIGHT_PUTS 8u
 #define KVT_DB_PUTS_MAX 4096u
 #define KVT_DB_TAIL_PAGES 64u
 #define KVT_DB_SLICE_DROPS 1024u   /* entries of older epochs deleted at a commit, ... */
