@@ -115,7 +115,8 @@ static int fill_in(struct helper *helper)
         int r = kvt_index_db_commit(helper->db);
 
         if (r < 0)
-            return fail(helper, KVT_WIRE_FAILED, r, "index cannot be written: %s", strerror(-r));
+            return fail(helper, KVT_WIRE_FAILED, r, "index cannot be written: %s",
+                        kvt_index_db_why(helper->db));
     }
     got = recv(helper->fd, helper->in + helper->in_end, SOCKET_BYTES - helper->in_end, 0);
     if (got == 0 || (got < 0 && errno != EINTR))
@@ -246,7 +247,7 @@ static int load(struct helper *helper)
         return r;
     r = kvt_index_db_walk(helper->db, visit, helper, loaded);
     if (r == KVT_INDEX_DB_E_BAD)
-        return fail(helper, KVT_WIRE_BAD, 0, "index is damaged");
+        return fail(helper, KVT_WIRE_BAD, 0, "index is damaged: %s", kvt_index_db_why(helper->db));
     if (r < 0)
         return fail(helper, KVT_WIRE_FAILED, r, "index cannot be read: %s", strerror(-r));
     if (r != 0)
@@ -271,7 +272,8 @@ static int commit(struct helper *helper)
     int r = kvt_index_db_commit(helper->db);
 
     if (r < 0)
-        return fail(helper, KVT_WIRE_FAILED, r, "index cannot be written: %s", strerror(-r));
+        return fail(helper, KVT_WIRE_FAILED, r, "index cannot be written: %s",
+                    kvt_index_db_why(helper->db));
     kvt_index_db_stats(helper->db, &stats);
     helper->said.used_bytes = stats.used_bytes;
     helper->said.capacity_bytes = stats.capacity_bytes;
@@ -288,7 +290,8 @@ static int apply(struct helper *helper)
         return 0;
     }
     if (r < 0)
-        return fail(helper, KVT_WIRE_FAILED, r, "index cannot be written: %s", strerror(-r));
+        return fail(helper, KVT_WIRE_FAILED, r, "index cannot be written: %s",
+                    kvt_index_db_why(helper->db));
     return 0;
 }
 
