@@ -648,8 +648,10 @@ bool kvt_store_index_turn(struct kvt_store *store, uint32_t budget)
 {
     bool is_more = take_events(store);
 
-    for (uint32_t i = 0; i < store->zones_count; i++)
+    for (uint32_t i = 0; i < store->zones_count; i++) {
         is_more |= kvt_store_zone_turn(store, i);
+        kvt_store_progress_turn(store, i);
+    }
     if (!store->is_kept)
         return is_more;
     settle_todo(store);
@@ -673,7 +675,8 @@ uint64_t kvt_store_index_next_ns(const struct kvt_store *store)
     for (uint32_t i = 0; i < store->zones_count; i++)
         is_waiting |= store->zones[i].out_since_ns != 0 && !store->zones[i].is_dropped;
     /* A full ring rings no bell when it empties; nor does a device's health. */
-    return is_waiting ? kvt_time_add(store->now_ns, ZONE_CHECK_NS / 10) : KVT_TIME_NEVER_NS;
+    return is_waiting ? kvt_time_add(store->now_ns, ZONE_CHECK_NS / 10)
+                      : kvt_store_progress_next_ns(store);
 }
 
 bool kvt_store_index_is_idle(const struct kvt_store *store)

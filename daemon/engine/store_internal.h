@@ -199,6 +199,7 @@ struct store_zone {
     bool is_dropped;       /* out for too long, and its copies went */
     uint32_t drop_at;      /* cell that is looked at next for that */
     uint64_t seq_put, seq_synced, seq_committed, refused;
+    uint64_t said_ns, said_bytes; /* last line about a scan, and how far it was; 0: none runs */
 };
 
 #define STORE_RECENT_MAX 64u
@@ -413,6 +414,10 @@ void kvt_store_load_event(struct kvt_store *store, uint32_t zone,
                           const struct kvt_index_event *event);
 /* Around the events of a turn. */
 void kvt_store_load_slice(struct kvt_store *store, bool is_begin);
+
+/* ---- store_progress.c: lines about a scan ---- */
+void kvt_store_progress_turn(struct kvt_store *store, uint32_t idx);
+uint64_t kvt_store_progress_next_ns(const struct kvt_store *store);
 
 /* ---- store_evict.c: room ---- */
 enum room {

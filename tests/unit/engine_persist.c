@@ -1,8 +1,12 @@
 /* L3 outlives the engine: what is durable is served after a restart of any kind, what is not is a
  * miss, and what was reset never comes back. Over fake tiers and indexes in memory. */
+#include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "daemon/base/hash.h"
+#include "daemon/base/log.h"
 #include "tests/common/check.h"
 #include "tests/common/engine_world.h"
 
@@ -339,6 +343,66 @@ static void test_lookups_wait_for_the_index(void)
     end(&f);
 }
 
+/* ---- what is said meanwhile ------------------------------------------------------------------ */
+
+static uint32_t lines_with(int fd, const char *what, char last[512])
+{
+    char text[8192];
+    ssize_t bytes = read(fd, text, sizeof(text) - 1);
+    uint32_t count = 0;
+
+    text[bytes < 0 ? 0 : bytes] = '\0';
+    for (char *line = text; *line != '\0';) {
+        char *end = line + strcspn(line, "\n");
+        bool is_last = *end == '\0';
+
+        *end = '\0';
+        if (strstr(line, what) != NULL) {
+            count++;
+            (void)snprintf(last, 512, "%.500s", line);
+        }
+        line = is_last ? end : end + 1;
+    }
+    return count;
+}
+
+static void test_progress_of_a_scan_is_logged(void)
+{
+    struct world_config config = plain;
+    struct kvt_index_counters *counters;
+    char line[512] = "";
+    struct fixture f;
+    int fds[2];
+
+    CHECK(pipe2(fds, O_NONBLOCK | O_CLOEXEC) == 0);
+    config.load_row_ns = 100 * KVT_NS_PER_S;
+    begin(&f, &config);
+    CHECK(store(&f, 0x101, BLOCKS, true));
+    restart(&f, false);
+    counters = &f.world.open_indexes[0]->counters;
+    kvt_log_init(fds[1], false);
+    kvt_log_set_level(KVT_LOG_INFO);
+    counters->scan_total_bytes = 100ull << 30;
+    counters->state = KVT_INDEX_SCANNING;
+    for (uint64_t now_ns = f.world.now_ns; f.world.now_ns < now_ns + 25 * KVT_NS_PER_S;) {
+        world_turn(&f.world);
+        counters->scan_bytes = (f.world.now_ns - now_ns) * 3 / 2; /* 1.5 GB/s */
+    }
+    CHECK(lines_with(fds[0], "looking through its slots", line) == 2);
+    CHECK(strstr(line, " % of 100 GiB, 1.") != NULL && strstr(line, " GB/s") != NULL);
+    counters->state = KVT_INDEX_LOADING; /* the scan is over, its rows come */
+    for (uint64_t now_ns = f.world.now_ns; f.world.now_ns < now_ns + 25 * KVT_NS_PER_S;)
+        world_turn(&f.world);
+    CHECK(lines_with(fds[0], "looking through its slots", line) == 0);
+    kvt_log_init(STDERR_FILENO, false);
+    kvt_log_set_level(KVT_LOG_ERROR);
+    (void)close(fds[0]);
+    (void)close(fds[1]);
+    load(&f);
+    CHECK(fetch(&f, 0x101, BLOCKS) == BLOCKS);
+    end(&f);
+}
+
 /* Rows are input: whatever they say, the engine stays whole and serves nothing wrong. */
 static void add_hostile_rows(struct world *world)
 {
@@ -435,6 +499,7 @@ int main(void)
     test_one_device_of_two_is_lost();
     test_index_is_lost();
     test_lookups_wait_for_the_index();
+    test_progress_of_a_scan_is_logged();
     test_hostile_rows();
     return 0;
 }
