@@ -243,7 +243,9 @@ static struct kvt_store_config store_config(const struct kvt_daemon *daemon)
     memcpy(store.indexes, daemon->l3.indexes, sizeof(store.indexes));
     for (uint32_t i = 0; i < KVT_TIERS_COUNT; i++) {
         store.tiers[i] = daemon->tiers[i];
-        store.slab_unit_bytes[i] = (uint32_t)config->l2.slab_unit_bytes;
+        /* L3's is a part of its format: where slots are follows from it. */
+        store.slab_unit_bytes[i] =
+            i == KVT_TIER_DISK ? KVT_HUGE_PAGE_BYTES : (uint32_t)config->l2.slab_unit_bytes;
     }
     return store;
 }

@@ -314,6 +314,7 @@ static int open_index(struct kvt_daemon *daemon, uint32_t idx, const char *helpe
         .bytes = device->index_bytes,
         .helper_path = helper_path,
         .is_rebuild_wanted = daemon->config->l3.is_rebuild_wanted,
+        .has_siblings = l3->devices_count > 1,
         .data_path = device->path,
         .data_offset_bytes = KVT_DISK_DATA_OFFSET_BYTES,
         .data_bytes = report->bytes - KVT_DISK_DATA_OFFSET_BYTES,

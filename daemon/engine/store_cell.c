@@ -127,6 +127,20 @@ static void digest_unref(struct kvt_store *store, uint32_t idx)
     store->digests_free = idx;
 }
 
+const void *kvt_store_root_key_of(const struct kvt_store *store, const uint8_t *bytes,
+                                  uint32_t *ret_bytes)
+{
+    for (uint32_t idx = *digest_bucket(store, bytes); idx != 0; idx = store->digests[idx].next) {
+        const struct digest *digest = &store->digests[idx];
+
+        if (memcmp(digest->bytes, bytes, KVT_FINGERPRINT_BYTES) != 0)
+            continue;
+        /* A key is the same in every namespace. Dead: NULL. */
+        return kvt_radix_root_key(store->radix, digest->block, ret_bytes);
+    }
+    return NULL;
+}
+
 /* ---- states and pins ------------------------------------------------------------------------ */
 
 static uint32_t class_of(struct kvt_store *store, const struct cell *cell, uint32_t tier)
@@ -415,6 +429,7 @@ static struct cell *cell_new(struct kvt_store *store, struct kvt_radix_block blo
     digest = stamp == 0 ? 0 : digest_ref(store, root_digest);
     if (digest == 0)
         return NULL;
+    store->digests[digest].block = block;
     idx = record_take(store);
     cell = &store->cells[idx];
     if (cell->generation == 0)

@@ -611,36 +611,78 @@ static void take_event(struct kvt_store *store, uint32_t idx, const struct kvt_i
     }
 }
 
+/* False: none now. A load stops in front of each stray: its parent may be on a device that has not
+ * told all yet. */
+static bool next_event(struct kvt_store *store, uint32_t idx, struct kvt_index_event *ret_event)
+{
+    struct store_zone *zone = &store->zones[idx];
+
+    if (zone->is_at_stray || !kvt_index_next(zone->index, ret_event))
+        return false;
+    if (!zone->is_loading || !kvt_store_load_is_stray(store, ret_event))
+        return true;
+    zone->stray = *ret_event; /* it stays valid: nothing is asked of this index meanwhile */
+    zone->is_at_stray = true;
+    return false;
+}
+
 static bool take_some_events(struct kvt_store *store, uint32_t idx)
 {
     struct kvt_index_event event;
 
     for (uint32_t i = 0; i < EVENTS_A_TURN; i++) {
-        if (!kvt_index_next(store->zones[idx].index, &event))
+        if (!next_event(store, idx, &event))
             return false;
         take_event(store, idx, &event);
     }
     return true;
 }
 
-/* Devices are loaded one after the other: the others' helpers wait. */
-static bool take_events(struct kvt_store *store)
+/* The zone whose load goes on now: one after the other until all stand in front of a stray, then
+ * the one with the least deep stray, whose parent is there by now if it ever will be. */
+static uint32_t zone_to_load(const struct kvt_store *store)
 {
-    bool is_more = false, is_first = true;
+    uint32_t least = UINT32_MAX;
 
     for (uint32_t i = 0; i < store->zones_count; i++) {
-        bool is_loading = store->zones[i].is_loading;
+        const struct store_zone *zone = &store->zones[i];
 
-        if (store->zones[i].index == NULL || (is_loading && !is_first))
-            continue;
-        if (is_loading) {
-            is_first = false;
-            kvt_store_load_slice(store, true);
-        }
-        is_more |= take_some_events(store, i);
-        if (is_loading)
-            kvt_store_load_slice(store, false);
+        if (zone->is_loading && !zone->is_at_stray)
+            return i;
+        if (zone->is_loading &&
+            (least == UINT32_MAX ||
+             zone->stray.put.key.block_idx < store->zones[least].stray.put.key.block_idx))
+            least = i;
     }
+    return least;
+}
+
+static bool take_load_events(struct kvt_store *store, uint32_t idx)
+{
+    struct store_zone *zone = &store->zones[idx];
+    bool is_more;
+
+    kvt_store_load_slice(store, true);
+    if (zone->is_at_stray) {
+        zone->is_at_stray = false;
+        take_event(store, idx, &zone->stray);
+    }
+    is_more = take_some_events(store, idx);
+    kvt_store_load_slice(store, false);
+    /* Whose turn it is next gets no bell for it. */
+    return is_more || zone->is_at_stray || !zone->is_loading;
+}
+
+static bool take_events(struct kvt_store *store)
+{
+    uint32_t loading = zone_to_load(store);
+    bool is_more = false;
+
+    for (uint32_t i = 0; i < store->zones_count; i++)
+        if (store->zones[i].index != NULL && !store->zones[i].is_loading)
+            is_more |= take_some_events(store, i);
+    if (loading != UINT32_MAX)
+        is_more |= take_load_events(store, loading);
     return is_more;
 }
 

@@ -84,6 +84,7 @@ static_assert(offsetof(struct cell_more, generation) == offsetof(struct cell, ge
 struct digest {
     uint8_t bytes[KVT_FINGERPRINT_BYTES];
     uint32_t refs, next;
+    struct kvt_radix_block block; /* one below that root, lately; it may be dead */
 };
 
 struct lost {
@@ -198,6 +199,8 @@ struct store_zone {
     uint64_t out_since_ns; /* 0: in service */
     bool is_dropped;       /* out for too long, and its copies went */
     uint32_t drop_at;      /* cell that is looked at next for that */
+    bool is_at_stray; /* the load stands before a row whose parent is on another device: `stray` */
+    struct kvt_index_event stray;
     uint64_t seq_put, seq_synced, seq_committed, refused;
     uint64_t said_ns, said_bytes; /* last line about a scan, and how far it was; 0: none runs */
 };
@@ -221,7 +224,14 @@ struct drop { /* something for the index to forget, when its ring was full */
     uint16_t ns, component, zone, kind; /* enum kvt_index_put_kind */
 };
 
-struct store_load {               /* see store_load.c */
+struct load_known { /* a block of the tree by its number */
+    uint64_t id;    /* 0: free */
+    struct kvt_radix_block block;
+};
+
+struct store_load {           /* see store_load.c */
+    struct load_known *known; /* NULL: not needed so far; else open addressing */
+    uint64_t known_max, known_count;
     struct kvt_radix_block *path; /* path[d]: the block with d blocks before it; NULL: no load */
     uint64_t *ids;
     uint32_t path_blocks;
@@ -363,6 +373,9 @@ bool kvt_store_fill_complete(struct kvt_store *store, struct cell *cell);
 KVT_MUST_USE int kvt_store_cells_init(struct kvt_store *store, size_t bytes);
 void kvt_store_cells_deinit(struct kvt_store *store);
 
+/* The key of the root of this digest, if it is known; NULL: not. Valid until the tree changes. */
+const void *kvt_store_root_key_of(const struct kvt_store *store, const uint8_t *digest,
+                                  uint32_t *ret_bytes);
 /* A record that is not claimed, for a copy that is on L3 already; NULL: no room. */
 struct cell *kvt_store_cell_make(struct kvt_store *store, struct kvt_radix_block block,
                                  uint32_t component, const uint8_t *root_digest);
@@ -412,6 +425,8 @@ KVT_MUST_USE int kvt_store_load_init(struct kvt_store *store);
 void kvt_store_load_deinit(struct kvt_store *store);
 void kvt_store_load_event(struct kvt_store *store, uint32_t zone,
                           const struct kvt_index_event *event);
+/* A row that does not hang below what came before it, nor begins a path. */
+bool kvt_store_load_is_stray(const struct kvt_store *store, const struct kvt_index_event *event);
 /* Around the events of a turn. */
 void kvt_store_load_slice(struct kvt_store *store, bool is_begin);
 

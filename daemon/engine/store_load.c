@@ -6,10 +6,13 @@
  *   row of depth d: its parent is path[d-1]; what was deeper is complete and forgotten
  *
  * Devices are loaded one after the other; each has the rows of all blocks before its own, so the
- * second finds many of its blocks in the tree. Loading is done in slices between requests. Whatever
- * does not fit is left out, with what is below it: a block that somebody has stored anew meanwhile,
- * slots that overlap or lie outside the device, a full tree. Nothing here is trusted more than a
- * hint: a slot is compared with the tree when it is read. */
+ * second finds many of its blocks in the tree. But an index that was made anew from slots has only
+ * the blocks of its own device: those whose parents lie elsewhere ("strays") come last, and are
+ * taken when all other devices have told what they have; a parent is then found by its number.
+ * Loading is done in slices between requests. Whatever does not fit is left out, with what is below
+ * it: a block that somebody has stored anew meanwhile, slots that overlap or lie outside the
+ * device, a full tree. Nothing here is trusted more than a hint: a slot is compared with the tree
+ * when it is read. */
 #include <string.h>
 
 #include "daemon/base/alloc.h"
@@ -18,6 +21,7 @@
 
 #define LOAD_BLOCKS_MAX (1u << 18) /* deeper ones are left out */
 #define NS_NONE UINT32_MAX
+#define KNOWN_ROOM 4096u
 
 int kvt_store_load_init(struct kvt_store *store)
 {
@@ -30,6 +34,8 @@ int kvt_store_load_init(struct kvt_store *store)
 
 void kvt_store_load_deinit(struct kvt_store *store)
 {
+    kvt_free(store->load.known);
+    store->load.known = NULL;
     kvt_free(store->load.path);
     kvt_free(store->load.ids);
     store->load.path = NULL;
@@ -42,6 +48,100 @@ static uint32_t ns_by_number(const struct kvt_store *store, uint32_t number)
         if (store->ns[i].is_open && store->ns[i].number == number)
             return i;
     return NS_NONE;
+}
+
+static bool root_digest(struct kvt_store *store, const struct kvt_index_put *row)
+{
+    struct store_load *load = &store->load;
+
+    if (row->root_key == NULL || row->root_key_bytes == 0)
+        return false;
+    if (row->root_key[0] != KVT_STORE_DIGEST_KEY_TAG)
+        return kvt_sha256(row->root_key, row->root_key_bytes, load->digest) == 0;
+    if (row->root_key_bytes != KVT_STORE_DIGEST_KEY_BYTES)
+        return false;
+    memcpy(load->digest, row->root_key + 1, KVT_FINGERPRINT_BYTES);
+    store->has_digest_roots = true;
+    return true;
+}
+
+/* ---- strays --------------------------------------------------------------------------------- */
+
+bool kvt_store_load_is_stray(const struct kvt_store *store, const struct kvt_index_event *event)
+{
+    const struct store_load *load = &store->load;
+    uint32_t depth = event->put.key.block_idx;
+
+    return event->kind == KVT_INDEX_EVENT_ROW && depth > 0 &&
+           (depth > load->path_blocks || load->ids[depth - 1] != event->put.parent_id) &&
+           !(load->is_skipping && depth > load->path_blocks);
+}
+
+static struct load_known *known_at(const struct store_load *load, uint64_t id)
+{
+    uint64_t at = (id * 0x9e3779b97f4a7c15ull) % load->known_max;
+
+    while (load->known[at].id != 0 && load->known[at].id != id)
+        at = (at + 1) % load->known_max;
+    return &load->known[at];
+}
+
+static void known_add(struct kvt_store *store, uint64_t id, struct kvt_radix_block block)
+{
+    struct store_load *load = &store->load;
+    struct load_known *known;
+
+    if (load->known == NULL || id == 0 || load->known_count >= load->known_max / 4 * 3)
+        return;
+    known = known_at(load, id);
+    load->known_count += known->id == 0;
+    *known = (struct load_known){id, block};
+}
+
+/* All blocks that have copies; without memory for it strays find no parents. */
+static void known_make(struct kvt_store *store)
+{
+    struct store_load *load = &store->load;
+
+    load->known_max = ((uint64_t)store->records_fresh + KNOWN_ROOM) * 2;
+    load->known = kvt_alloc_zeroed(load->known_max, sizeof(*load->known));
+    for (uint32_t i = 1; load->known != NULL && i <= store->records_fresh; i++) {
+        const struct cell *cell = &store->cells[i];
+
+        if (cell->is_used && !cell->is_orphan)
+            known_add(store, kvt_radix_tag(store->radix, cell->block) & STORE_STAMP_MASK,
+                      cell->block);
+    }
+}
+
+static bool digest_of(struct kvt_store *store, struct kvt_radix_block block)
+{
+    struct kvt_index_put root = {0};
+
+    root.root_key = kvt_radix_root_key(store->radix, block, &root.root_key_bytes);
+    return root_digest(store, &root);
+}
+
+/* The path becomes that of the row's parent, which came from another device. */
+static bool stray_find(struct kvt_store *store, const struct kvt_index_put *row)
+{
+    struct store_load *load = &store->load;
+    uint32_t depth = row->key.block_idx;
+    struct load_known *known;
+
+    if (load->known == NULL)
+        known_make(store);
+    if (load->known == NULL || depth >= LOAD_BLOCKS_MAX)
+        return false;
+    known = known_at(load, row->parent_id);
+    if (known->id == 0 || kvt_radix_depth_blocks(store->radix, known->block) != depth ||
+        !digest_of(store, known->block))
+        return false;
+    load->ns = kvt_radix_ns_of(store->radix, known->block).idx;
+    load->path[depth - 1] = known->block;
+    load->ids[depth - 1] = row->parent_id;
+    load->path_blocks = depth;
+    return true;
 }
 
 /* ---- rows ----------------------------------------------------------------------------------- */
@@ -84,21 +184,6 @@ static void settle(struct kvt_store *store, struct kvt_radix_block end)
         kvt_radix_settle(store->radix, end);
 }
 
-static bool root_digest(struct kvt_store *store, const struct kvt_index_put *row)
-{
-    struct store_load *load = &store->load;
-
-    if (row->root_key == NULL || row->root_key_bytes == 0)
-        return false;
-    if (row->root_key[0] != KVT_STORE_DIGEST_KEY_TAG)
-        return kvt_sha256(row->root_key, row->root_key_bytes, load->digest) == 0;
-    if (row->root_key_bytes != KVT_STORE_DIGEST_KEY_BYTES)
-        return false;
-    memcpy(load->digest, row->root_key + 1, KVT_FINGERPRINT_BYTES);
-    store->has_digest_roots = true;
-    return true;
-}
-
 /* Whether the row can follow the path that is there. */
 static bool row_fits(struct kvt_store *store, const struct kvt_index_put *row)
 {
@@ -118,6 +203,36 @@ static bool row_fits(struct kvt_store *store, const struct kvt_index_put *row)
     return load->path_blocks == depth && load->ids[depth - 1] == row->parent_id;
 }
 
+static bool has_row(const struct kvt_store *store, struct kvt_radix_block block)
+{
+    uint64_t tag = kvt_radix_tag(store->radix, block);
+
+    return (tag >> STORE_TAG_ZONES_SHIFT & 1ull << store->load.zone) != 0;
+}
+
+/* One device may know the root's key and another, whose index was made anew, only its digest: both
+ * have to find the same root. */
+static void settle_root(struct kvt_store *store, struct kvt_radix_prefix *prefix)
+{
+    const struct store_load *load = &store->load;
+    uint8_t digest_key[KVT_STORE_DIGEST_KEY_BYTES] = {KVT_STORE_DIGEST_KEY_TAG};
+    const void *key = prefix->root_key;
+    uint32_t bytes;
+
+    if (*(const uint8_t *)key != KVT_STORE_DIGEST_KEY_TAG) {
+        memcpy(digest_key + 1, load->digest, KVT_FINGERPRINT_BYTES);
+        if (store->has_digest_roots) /* nothing of it came so far, or it has its key already */
+            (void)!kvt_radix_root_rename(store->radix, prefix->ns, digest_key, sizeof(digest_key),
+                                         key, prefix->root_key_bytes);
+        return;
+    }
+    key = kvt_store_root_key_of(store, load->digest, &bytes);
+    if (key == NULL)
+        return;
+    prefix->root_key = key;
+    prefix->root_key_bytes = bytes;
+}
+
 static bool row_insert(struct kvt_store *store, const struct kvt_index_put *row)
 {
     struct store_load *load = &store->load;
@@ -135,6 +250,8 @@ static bool row_insert(struct kvt_store *store, const struct kvt_index_put *row)
     uint64_t new_blocks, tag;
     struct kvt_radix_block block;
 
+    if (depth == 0)
+        settle_root(store, &prefix);
     if (kvt_radix_insert(store->radix, &prefix, &block, &new_blocks) != 0)
         return false;
     load->path[depth] = block;
@@ -143,8 +260,11 @@ static bool row_insert(struct kvt_store *store, const struct kvt_index_put *row)
     tag = kvt_radix_tag(store->radix, block);
     if ((tag & STORE_STAMP_MASK) != 0 && (tag & STORE_STAMP_MASK) != row->key.block_id)
         return false; /* stored anew under another number: its slots call it by that */
-    kvt_radix_set_tag(store->radix, block,
-                      tag | row->key.block_id | 1ull << (STORE_TAG_ZONES_SHIFT + load->zone));
+    /* The device has its row, and those of all before it, unless it hangs below a stray. */
+    if (depth == 0 || has_row(store, load->path[depth - 1]))
+        tag |= 1ull << (STORE_TAG_ZONES_SHIFT + load->zone);
+    kvt_radix_set_tag(store->radix, block, tag | row->key.block_id);
+    known_add(store, row->key.block_id, block);
     load->blocks++;
     return true;
 }
@@ -159,6 +279,9 @@ static void load_row(struct kvt_store *store, const struct kvt_index_put *row)
         return;
     }
     end = cut_path(store, row->key.block_idx);
+    if (row->key.block_idx > 0 && (load->path_blocks < row->key.block_idx ||
+                                   load->ids[row->key.block_idx - 1] != row->parent_id))
+        (void)stray_find(store, row); /* else it does not fit */
     load->is_skipping = !row_fits(store, row) || !row_insert(store, row);
     settle(store, end);
     if (!load->is_skipping)
@@ -203,6 +326,10 @@ static void load_copy(struct kvt_store *store, const struct kvt_index_put *copy)
         return;
     }
     load->copies++;
+    if (has_row(store, block))
+        return;
+    cell->is_indexed = 0; /* it is, but not on its path: that is put now */
+    kvt_store_index_want(store, cell);
 }
 
 /* ---- the load ------------------------------------------------------------------------------- */

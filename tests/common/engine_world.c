@@ -159,7 +159,8 @@ void world_init(struct world *world, const struct world_config *config)
                                                 .delay_ns_max = config->commit_delay_ns_max,
                                                 .load_row_ns = config->load_row_ns,
                                                 .refuse_rate = config->refuse_rate,
-                                                .is_lenient = config->is_index_lenient};
+                                                .is_lenient = config->is_index_lenient,
+                                                .has_siblings = config->devices > 1};
 
         world->indexes[i] = fake_index_new(&index);
         CHECK(world->indexes[i] != NULL);

@@ -480,6 +480,8 @@ static bool link_parent(struct fake_index *fake, struct row *row)
     if (put->parent_id == 0)
         return put->key.block_idx == 0;
     row->parent = *row_at(&fake->rows, put->parent_id);
+    if (row->parent == NULL && fake->config.has_siblings && put->key.block_idx > 0)
+        return true;
     if (row->parent == NULL || !row->parent->is_held)
         return false;
     key = &row->parent->kept->put.key;
@@ -511,8 +513,6 @@ static void put_in_order(struct fake_index *fake, struct row *roots, uint64_t co
 
     for (struct row *root = roots; root != NULL; root = root->sibling)
         stack[depth++] = root;
-    fake->order = take((count + 1) * sizeof(struct row *));
-    fake->order_count = 0;
     while (depth > 0) {
         struct row *row = stack[--depth];
 
@@ -529,6 +529,7 @@ static void put_in_order(struct fake_index *fake, struct row *roots, uint64_t co
 static void load_begin(struct fake_index *fake, const struct kvt_index_ns *namespaces)
 {
     struct row **all = take((fake->rows.count + 1) * sizeof(struct row *)), *roots = NULL;
+    struct row *strays = NULL;
     uint64_t count = 0;
 
     for (uint32_t i = 0; i < BUCKETS; i++)
@@ -547,14 +548,25 @@ static void load_begin(struct fake_index *fake, const struct kvt_index_ns *names
             fake->loaded.dropped++;
             continue;
         }
-        list = row->parent == NULL ? &roots : &row->parent->child;
+        list = row->parent != NULL                 ? &row->parent->child
+               : row->kept->put.key.block_idx == 0 ? &roots
+                                                   : &strays;
         row->sibling = *list;
         *list = row;
         if (row->parent != NULL)
             row->parent->is_wanted = true;
     }
     free(all);
+    fake->order = take((fake->rows.count + 1) * sizeof(struct row *));
+    fake->order_count = 0;
     put_in_order(fake, roots, fake->rows.count);
+    while (strays != NULL) { /* the least deep first: as they were sorted */
+        struct row *stray = strays;
+
+        strays = stray->sibling;
+        stray->sibling = NULL;
+        put_in_order(fake, stray, fake->rows.count);
+    }
     for (uint64_t i = 0; i < fake->order_count; i++)
         (void)table_apply(&fake->told, &fake->order[i]->kept->put);
 }
@@ -662,6 +674,40 @@ void fake_index_add(struct fake_index *fake, const struct kvt_index_put *put)
 {
     KVT_ASSERT(fake->life == LIFE_NONE || fake->life == LIFE_OVER);
     KVT_ASSERT(table_apply(&fake->rows, put));
+}
+
+static bool has_copy(const struct row *row)
+{
+    for (uint32_t i = 0; i < KVT_COMPONENTS_MAX; i++)
+        if (row->copies[i] != NULL)
+            return true;
+    return false;
+}
+
+void fake_index_scan(struct fake_index *fake,
+                     uint32_t (*root_key)(const struct kvt_index_put *row, uint8_t *ret_key))
+{
+    KVT_ASSERT(fake->life == LIFE_NONE || fake->life == LIFE_OVER);
+    for (uint32_t i = 0; i < BUCKETS; i++) {
+        for (struct row **at = &fake->rows.buckets[i]; *at != NULL;) {
+            struct kvt_index_put put = (*at)->kept->put;
+            uint8_t key[KVT_INDEX_ROOT_KEY_BYTES_MAX];
+
+            if (!has_copy(*at)) {
+                row_free(&fake->rows, at);
+                continue;
+            }
+            if (put.root_key != NULL) {
+                struct kept *old = (*at)->kept;
+
+                put.root_key_bytes = root_key(&put, key);
+                put.root_key = key;
+                (*at)->kept = keep(&put);
+                free(old);
+            }
+            at = &(*at)->next;
+        }
+    }
 }
 
 const struct kvt_index_put *fake_index_row(const struct fake_index *fake, uint64_t block_id)

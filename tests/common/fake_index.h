@@ -26,6 +26,7 @@ struct fake_index_config {
     uint64_t load_row_ns;  /* from a row of a load to the next; 0: all at once */
     uint32_t refuse_rate;  /* in 1/1000, of rows and copies */
     bool is_lenient;       /* the engine may do what it may not */
+    bool has_siblings;     /* as in struct kvt_index_config */
     /* As in struct kvt_index_config; NULL: works. A record is kept here as well. */
     int (*data_sync)(void *ctx);
     int (*catalog_write)(void *ctx, uint32_t number, const void *data, uint32_t bytes);
@@ -52,6 +53,11 @@ void fake_index_hold(struct fake_index *fake, bool is_held);
 
 /* A ROW or COPY that is committed already, for a load to find. */
 void fake_index_add(struct fake_index *fake, const struct kvt_index_put *put);
+/* The index is lost and made anew from the slots (between two lives): rows of blocks without a copy
+ * here are gone, and of roots only the digest of their key is known, which @root_key makes into a
+ * key (of at most KVT_INDEX_ROOT_KEY_BYTES_MAX; returns its bytes). */
+void fake_index_scan(struct fake_index *fake,
+                     uint32_t (*root_key)(const struct kvt_index_put *row, uint8_t *ret_key));
 /* What is committed. NULL: not there. */
 const struct kvt_index_put *fake_index_row(const struct fake_index *fake, uint64_t block_id);
 const struct kvt_index_put *fake_index_copy(const struct fake_index *fake, uint64_t block_id,

@@ -71,7 +71,8 @@ static void make_put(struct kvt_index_put *put, uint16_t kind, uint64_t *random)
 
 static void make_hello(struct kvt_index_config *hello, uint64_t *random)
 {
-    *hello = (struct kvt_index_config){.is_rebuild_wanted = up_to(random, 1) == 0};
+    *hello = (struct kvt_index_config){.is_rebuild_wanted = up_to(random, 1) == 0,
+                                       .has_siblings = up_to(random, 1) == 0};
     hello->bytes = fake_random(random);
     hello->data_offset_bytes = fake_random(random);
     hello->data_bytes = fake_random(random);

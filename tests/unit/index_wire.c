@@ -217,7 +217,7 @@ static void path_no_end(uint8_t *at)
 }
 static void flags_over(uint8_t *at)
 {
-    kvt_put_u32(at, BODY + 4, 2);
+    kvt_put_u32(at, BODY + 4, 4);
 }
 static void text_over(uint8_t *at)
 {

@@ -404,6 +404,7 @@ int kvt_index_db_open(struct kvt_index_db **ret_db, const struct kvt_index_db_co
     db->fd = -1;
     db->lmdb = config->lmdb != NULL ? config->lmdb : &kvt_index_lmdb_real;
     db->seed = kvt_index_row_seed(config->store_id, config->device_uuid);
+    db->has_siblings = config->has_siblings;
     memcpy(db->namespaces, config->namespaces, sizeof(db->namespaces));
     for (uint32_t i = 0; i < KVT_NAMESPACES_MAX; i++)
         db->old_epochs[i] = config->namespaces[i].is_used ? config->namespaces[i].epoch : 0;

@@ -35,8 +35,10 @@ struct kvt_index_db_config {
     uint64_t bytes; /* rounded down to pages; at least KVT_INDEX_DB_BYTES_MIN */
     uint8_t store_id[16], device_uuid[16];
     struct kvt_index_ns namespaces[KVT_NAMESPACES_MAX]; /* rows of others, other epochs: dropped */
-    const struct kvt_index_lmdb *lmdb;                  /* NULL: the real ones */
-    uint64_t lock_wait_ns; /* how long another process may still hold it; 0: 5 s */
+    bool has_siblings; /* as in struct kvt_index_config: rows without their parent are visited last
+                        */
+    const struct kvt_index_lmdb *lmdb; /* NULL: the real ones */
+    uint64_t lock_wait_ns;             /* how long another process may still hold it; 0: 5 s */
 };
 
 struct kvt_index_db_stats {
@@ -59,9 +61,10 @@ KVT_MUST_USE int kvt_index_db_replace(const struct kvt_index_db_config *config);
 
 /* Visits what holds: each ROW before its children, followed at once by its COPYs; depth first. A
  * row holds when its checksum and shape are right, its namespace is used and of this epoch, its
- * parent holds, and it or a block below it has a copy. What does not hold is deleted, rows of older
- * epochs a slice at each commit. 0; E_BAD: nothing was visited, the database is dead; -errno; or
- * what @visit returned (not 0: it stops, and nothing is deleted). */
+ * parent holds, and it or a block below it has a copy. With has_siblings a row without its parent
+ * holds too: such rows come last, the least deep first, with what is below them. What does not hold
+ * is deleted, rows of older epochs a slice at each commit. 0; E_BAD: nothing was visited, the
+ * database is dead; -errno; or what @visit returned (not 0: it stops, and nothing is deleted). */
 KVT_MUST_USE int kvt_index_db_walk(struct kvt_index_db *db,
                                    int (*visit)(void *ctx, const struct kvt_index_put *put),
                                    void *ctx, struct kvt_index_loaded *ret_loaded);

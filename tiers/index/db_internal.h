@@ -34,7 +34,7 @@ struct kvt_index_db {
     struct kvt_index_ns namespaces[KVT_NAMESPACES_MAX];
     uint64_t old_epochs[KVT_NAMESPACES_MAX]; /* rows below are gone, or going (has_backlog) */
     uint16_t shards[KVT_NAMESPACES_MAX];     /* of component 0, as copies have been put; a guess */
-    bool has_backlog;
+    bool has_backlog, has_siblings;
     struct kvt_index_key backlog_from; /* what is before has been looked at */
     /* As of the last commit. */
     uint64_t live_pages, free_list_pages, usable_pages, entries;

@@ -168,6 +168,7 @@ static void take_config(struct helper *helper)
 
     config->path = hello->path;
     config->bytes = hello->bytes;
+    config->has_siblings = hello->has_siblings;
     memcpy(config->store_id, hello->store_id, sizeof(config->store_id));
     memcpy(config->device_uuid, hello->device_uuid, sizeof(config->device_uuid));
     memcpy(config->namespaces, hello->namespaces, sizeof(config->namespaces));

@@ -172,6 +172,9 @@ struct kvt_index_config {
     const char *helper_path; /* the kvtierd-index program */
     uint8_t store_id[16], device_uuid[16];
     bool is_rebuild_wanted; /* scan, whatever the index looks like */
+    /* One of several devices: a block whose parent has no row here may hang below a block of
+     * another device. Such ROWs come last, the least deep first, each with what is below it. */
+    bool has_siblings;
     /* What a scan reads. */
     const char *data_path;
     uint64_t data_offset_bytes, data_bytes;

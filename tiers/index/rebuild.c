@@ -299,7 +299,10 @@ static void choose(struct rebuild *rebuild)
     for (uint64_t i = 0; i < rebuild->rows_count; i++) {
         struct row *row = rebuild->rows[i], *parent = row_parent(rebuild, row);
 
-        row->is_linked = row->block_idx == 0 || (parent != NULL && parent->is_linked);
+        /* A parent of which there is no trace may be on another device. */
+        row->is_linked = row->block_idx == 0 || (parent != NULL && parent->is_linked) ||
+                         (rebuild->config->db->has_siblings &&
+                          row_find(rebuild, row->ns, row->parent_id) == NULL);
         report->orphans += !row->is_linked;
     }
     for (uint64_t i = 0; i < rebuild->contents_count; i++) {

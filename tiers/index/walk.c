@@ -3,14 +3,16 @@
  * Keys are in the order of block ids. One pass reads and checks everything; a parent is found by
  * its id in the rows so far (ids are stamps: parents are made before their children as a rule, and
  * where not they are found when all has been read). A second, over the rows, marks what has a copy
- * in or below it and links children to parents; a third follows the links from the first blocks and
- * visits. Whatever was not visited then does not hold, and is deleted.
+ * in or below it and links children to parents; a third follows the links from the first blocks
+ * (and then from those whose parents may be another device's) and visits. Whatever was not visited
+ * then does not hold, and is deleted.
  *
  *   rows      one a block    | id | parent | first child | next sibling | first entry | depth |
  *   entries   one a value    | type u8 | address u56 |  the block, its copies, its parts
  *
  * Values stay in LMDB's map (a read transaction holds them): 48 bytes of ours a block with a copy.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/base/alloc.h"
@@ -333,7 +335,56 @@ static void rows_link(struct walk *walk)
 struct order { /* depth first over the rows, a row at a time */
     struct walk *walk;
     uint32_t root, row;
+    uint32_t *strays; /* rows whose parent is not here, the least deep first; NULL: not asked for */
+    uint32_t strays_count, stray;
 };
+
+static int by_depth(const void *a, const void *b, void *ctx)
+{
+    const struct row *x = (const struct row *)ctx + *(const uint32_t *)a;
+    const struct row *y = (const struct row *)ctx + *(const uint32_t *)b;
+
+    if (x->depth != y->depth)
+        return x->depth < y->depth ? -1 : 1;
+    return (x->id > y->id) - (x->id < y->id);
+}
+
+static bool is_stray(const struct row *row)
+{
+    return row->depth > 0 && row->parent == NO_ROW && row->is_alive;
+}
+
+static int strays_find(struct order *order)
+{
+    struct walk *walk = order->walk;
+
+    for (uint32_t i = 0; i < walk->rows_count; i++)
+        order->strays_count += is_stray(&walk->rows[i]);
+    if (order->strays_count == 0)
+        return 0;
+    order->strays = kvt_alloc_zeroed(order->strays_count, sizeof(*order->strays));
+    if (order->strays == NULL)
+        return kvt_trace(-ENOMEM);
+    order->strays_count = 0;
+    for (uint32_t i = 0; i < walk->rows_count; i++)
+        if (is_stray(&walk->rows[i]))
+            order->strays[order->strays_count++] = i;
+    qsort_r(order->strays, order->strays_count, sizeof(*order->strays), by_depth, walk->rows);
+    return 0;
+}
+
+/* Where the next subtree begins. */
+static uint32_t order_next_root(struct order *order)
+{
+    const struct row *rows = order->walk->rows;
+
+    while (order->root < order->walk->rows_count &&
+           (rows[order->root].depth != 0 || !rows[order->root].is_alive))
+        order->root++;
+    if (order->root < order->walk->rows_count)
+        return order->root++;
+    return order->stray < order->strays_count ? order->strays[order->stray++] : NO_ROW;
+}
 
 /* The next row; NO_ROW: that was all. */
 static uint32_t order_next(struct order *order)
@@ -349,12 +400,8 @@ static uint32_t order_next(struct order *order)
         if (row != NO_ROW)
             row = rows[row].next_sibling;
     }
-    if (row == NO_ROW) { /* the next first block */
-        while (order->root < order->walk->rows_count &&
-               (rows[order->root].depth != 0 || !rows[order->root].is_alive))
-            order->root++;
-        row = order->root < order->walk->rows_count ? order->root++ : NO_ROW;
-    }
+    if (row == NO_ROW)
+        row = order_next_root(order);
     if (row != NO_ROW)
         rows[row].is_visited = true;
     order->row = row;
@@ -417,7 +464,7 @@ static int rows_visit(struct walk *walk, int (*visit)(void *ctx, const struct kv
     struct order order = {.walk = walk, .row = NO_ROW};
     const struct row *ahead[AHEAD];
     uint64_t begun = 0, end = UINT64_MAX;
-    int r = 0;
+    int r = walk->db->has_siblings ? strays_find(&order) : 0;
 
     for (uint64_t i = 0; i < end && r == 0; i++) {
         while (begun < i + AHEAD && begun < end) {
@@ -442,6 +489,7 @@ static int rows_visit(struct walk *walk, int (*visit)(void *ctx, const struct kv
         }
         r = row_visit(walk, ahead[i % AHEAD], tokens, visit, ctx);
     }
+    kvt_free(order.strays);
     return r;
 }
 

@@ -17,6 +17,7 @@ static_assert(HELLO_NS_BYTES % 8 == 0, "numbers stay where they are aligned");
 #define TEXT_BYTES 8u
 
 #define FLAG_REBUILD 1u
+#define FLAG_SIBLINGS 2u
 
 static_assert(KVT_WIRE_HEADER_BYTES + KEY_BYTES + ROW_BYTES + 4 * KVT_BLOCK_TOKENS_MAX +
                       KVT_EXTRA_KEY_BYTES + KVT_INDEX_ROOT_KEY_BYTES_MAX <=
@@ -168,7 +169,9 @@ static uint64_t encode_hello(uint8_t *body, const struct kvt_index_config *hello
     memcpy(at, hello->path, path_bytes);
     memcpy(at + path_bytes, data_path, data_path_bytes);
     kvt_put_u32(body, 0, KVT_WIRE_VERSION);
-    kvt_put_u32(body, 4, hello->is_rebuild_wanted ? FLAG_REBUILD : 0);
+    kvt_put_u32(body, 4,
+                (hello->is_rebuild_wanted ? FLAG_REBUILD : 0) |
+                    (hello->has_siblings ? FLAG_SIBLINGS : 0));
     kvt_put_u64(body, 8, hello->bytes);
     memcpy(body + 16, hello->store_id, 16);
     memcpy(body + 32, hello->device_uuid, 16);
@@ -462,14 +465,15 @@ static int parse_hello(struct reader *reader, struct kvt_index_config *hello)
     if (kvt_get_u32(fixed, 0) != KVT_WIRE_VERSION)
         return KVT_WIRE_E_VERSION;
     *hello = (struct kvt_index_config){
-        .is_rebuild_wanted = kvt_get_u32(fixed, 4) == FLAG_REBUILD,
+        .is_rebuild_wanted = (kvt_get_u32(fixed, 4) & FLAG_REBUILD) != 0,
+        .has_siblings = (kvt_get_u32(fixed, 4) & FLAG_SIBLINGS) != 0,
         .bytes = kvt_get_u64(fixed, 8),
         .data_offset_bytes = kvt_get_u64(fixed, 48),
         .data_bytes = kvt_get_u64(fixed, 56),
     };
     memcpy(hello->store_id, fixed + 16, 16);
     memcpy(hello->device_uuid, fixed + 32, 16);
-    reader->is_bad |= kvt_get_u32(fixed, 4) > FLAG_REBUILD;
+    reader->is_bad |= kvt_get_u32(fixed, 4) > (FLAG_REBUILD | FLAG_SIBLINGS);
     parse_hello_namespaces(reader, kvt_get_u32(fixed, 68), hello);
     hello->path = take_path(reader, kvt_get_u16(fixed, 64));
     hello->data_path = take_path(reader, kvt_get_u16(fixed, 66));
