@@ -435,23 +435,36 @@ bool kvt_index_rebuild_is_due(const char *path)
     return mark_path(mark, path) == 0 && access(mark, F_OK) == 0;
 }
 
-/* Durable before anything of the index is lost. */
-static int mark_make(const char *mark)
+/* The mark is there, or gone, after a power cut, too. */
+static int mark_sync(const char *mark)
 {
     char folder[PATH_BYTES];
     const char *slash = strrchr(mark, '/');
     size_t bytes = slash == NULL ? 0 : (size_t)(slash - mark) + 1;
-    kvt_autoclose int fd = open(mark, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    kvt_autoclose int folder_fd = -1;
+    kvt_autoclose int fd = -1;
 
-    if (fd < 0)
-        return kvt_trace(-errno);
     memcpy(folder, mark, bytes);
     folder[bytes] = '\0';
-    folder_fd = open(bytes == 0 ? "." : folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (folder_fd < 0 || fsync(fd) != 0 || fsync(folder_fd) != 0)
+    fd = open(bytes == 0 ? "." : folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return fd < 0 || fsync(fd) != 0 ? kvt_trace(-errno) : 0;
+}
+
+/* Durable before anything of the index is lost. */
+static int mark_make(const char *mark)
+{
+    kvt_autoclose int fd = open(mark, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+
+    if (fd < 0 || fsync(fd) != 0)
         return kvt_trace(-errno);
-    return 0;
+    return mark_sync(mark);
+}
+
+/* Durable before anything is put: a mark that came back would throw a good index away. */
+static int mark_remove(const char *mark)
+{
+    if (unlink(mark) != 0)
+        return kvt_trace(-errno);
+    return mark_sync(mark);
 }
 
 /* ---- all of it ------------------------------------------------------------------------------ */
@@ -531,8 +544,8 @@ int kvt_index_rebuild(struct kvt_index_db **ret_db, const struct kvt_index_rebui
     if (r >= 0)
         r = fill(&rebuild);
     memory_deinit(&rebuild);
-    if (r == 0 && unlink(mark) != 0)
-        r = kvt_trace(-errno);
+    if (r == 0)
+        r = mark_remove(mark);
     if (r != 0) {
         (void)kvt_index_db_close(rebuild.db);
         return r;
