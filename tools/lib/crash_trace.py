@@ -1,7 +1,8 @@
 """tools/crash --trace: the first requests of a trace twice over, by one daemon that nobody disturbs
-and by one that is killed twice in the middle. L3 holds 5 % of the distinct blocks, L1 and L2 far
-less. Both runs are made of the same segments of requests; what the segments behind a restart hit is
-compared with what they hit undisturbed."""
+and by one that is killed twice in the middle. L3 holds 5 % of the distinct blocks (few requests
+need more: of the first hundreds, one prompt would fill it), L1 and L2 far less. Both runs are made
+of the same segments of requests; what the segments behind a restart hit is compared with what they
+hit undisturbed."""
 import json
 import subprocess
 import time
@@ -13,7 +14,6 @@ BLOCK_TOKENS = 512
 # 512 bytes of header, 2,048 of tokens and the payload make 32 KiB.
 BYTES_PER_TOKEN = 58
 SLOT_BYTES = 32 << 10
-L3_SHARE = 20  # of the distinct blocks: 1 / 20
 L1, L2 = 1 * MIB, 4 * MIB
 INDEX = 8 * MIB
 SEGMENTS = 12
@@ -33,11 +33,12 @@ class Runs:
                                                str(limit), *MODEL])
 
     def daemon(self, facts):
-        l3 = max(facts["distinct_blocks"] * SLOT_BYTES // L3_SHARE, 4 * MIB)
+        l3 = max(facts["distinct_blocks"] * SLOT_BYTES * self.options.l3_pct // 100, 4 * MIB)
         return ScratchDaemon(self.options.build, L1, L2, l3 // (2 * MIB) * 2 * MIB + INDEX,
                              self.options.scratch,
                              settings=[f"tiers.l3.index_bytes={INDEX}B",
-                                       "tiers.l2.slab_unit=1MiB"])
+                                       "tiers.l2.slab_unit=1MiB",
+                                       "limits.leased_bytes_per_engine=1GiB"])
 
     def segment(self, daemon, first, end, kill_after):
         """Requests [first, end); their numbers. The daemon dies after @kill_after seconds."""
