@@ -410,6 +410,8 @@ void eng_op_demote(struct kvt_engine *engine, struct kvt_op *op)
         answer_aborted(engine, op);
         return;
     }
+    if (!is_by_ticket && !is_by_lease && eng_park(engine, op))
+        return; /* by prefix: what L3 has is not stored anew */
     run = eng_run_new(engine, op, session, req->is_between_tiers ? ENG_RUN_LOWER : ENG_RUN_FILL);
     if (run == NULL)
         return;

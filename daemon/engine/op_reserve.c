@@ -180,6 +180,8 @@ void eng_op_reserve(struct kvt_engine *engine, struct kvt_op *op)
     if (session == NULL || !eng_prefix(engine, op, session->ns, &req->prefix, &where) ||
         !wants_are_valid(op, session->ns, where.blocks) || !eng_ticket_room(engine, op, session))
         return;
+    if (eng_park(engine, op)) /* what L3 has is not stored anew */
+        return;
     op->ans.reserve = (struct kvt_ans_reserve){.epoch = session->ns->epoch};
     if (!states_init(op))
         return;

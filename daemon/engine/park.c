@@ -1,6 +1,8 @@
-/* Lookups at start: while the index of L3 is still being read, the tree may lack what L3 has. A
+/* Requests at start: while the index of L3 is still being read, the tree may lack what L3 has. A
  * lookup that the tree cannot answer in full waits for the index, for load_wait_ns after start at
- * most and never beyond its own deadline: then it is answered with what is known. */
+ * most and never beyond its own deadline: then it is answered with what is known. So do Reserve and
+ * Demote by prefix: a block that is stored anew before its row came would have another number, and
+ * its row, with all that is below it, would not fit any more. */
 #include "daemon/engine/internal.h"
 
 #define PARKED_MAX 4096u

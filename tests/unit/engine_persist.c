@@ -403,6 +403,24 @@ static void test_progress_of_a_scan_is_logged(void)
     end(&f);
 }
 
+/* What is stored right after a start does not push out what L3 has of the same prefix. */
+static void test_stores_wait_for_the_index(void)
+{
+    struct world_config config = plain;
+    struct fixture f;
+
+    config.load_row_ns = 10 * KVT_NS_PER_MS;
+    begin(&f, &config);
+    CHECK(store(&f, 0x101, BLOCKS, true));
+    restart(&f, false);
+    (void)store(&f, 0x102, BLOCKS, false); /* shares the first four blocks */
+    load(&f);
+    CHECK(stats(&f).index.load_dropped == 0);
+    CHECK(fetch(&f, 0x101, BLOCKS) == BLOCKS);
+    CHECK(fetch(&f, 0x102, BLOCKS) == BLOCKS);
+    end(&f);
+}
+
 /* Rows are input: whatever they say, the engine stays whole and serves nothing wrong. */
 static void add_hostile_rows(struct world *world)
 {
@@ -531,6 +549,7 @@ int main(void)
     test_one_device_of_two_is_lost();
     test_index_is_lost();
     test_lookups_wait_for_the_index();
+    test_stores_wait_for_the_index();
     test_progress_of_a_scan_is_logged();
     test_hostile_rows();
     return 0;
