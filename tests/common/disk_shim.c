@@ -275,7 +275,12 @@ static uint32_t shim_reap(void *ctx, struct kvt_disk_ring *ring, struct kvt_disk
     if (atomic_load(&shim->is_holding))
         return 0;
     while (count < max && count < shim->held_count) {
+        uint64_t idx = shim->held[count].user_data & UINT32_MAX;
+
         ret_cqes[count] = shim->held[count];
+        if (atomic_load(&shim->held_result) < 0 && idx < 64 &&
+            shim->op_by_flight[idx] == KVT_DISK_OP_FLUSH)
+            ret_cqes[count].result = atomic_exchange(&shim->held_result, 0);
         count++;
     }
     memmove(shim->held, shim->held + count, (shim->held_count - count) * sizeof(shim->held[0]));

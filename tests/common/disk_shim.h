@@ -29,6 +29,7 @@ struct disk_shim {
     atomic_bool is_probe_spared;          /* the tier's probe comes back as it came */
     atomic_bool is_repeating;             /* every completion comes twice, and again much later */
     atomic_bool is_holding;               /* completions are kept back until this falls */
+    atomic_int held_result;               /* < 0: what of these is a flush's then says, once */
     atomic_bool is_stuck;                 /* requests stay with the shim until this falls */
     atomic_int gone_result;               /* < 0: from now on everything answers this */
     _Atomic uint64_t bad_offset_bytes;    /* of the file: requests that touch this byte fail; 0 */

@@ -1,11 +1,13 @@
 /* A device of L3 that hangs, loses what it was to keep, interrupts or shortens: who is told what,
  * and when; how often the thread wakes meanwhile; that closing ends. */
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/base/clock.h"
 #include "tests/common/cmocka.h"
 #include "tests/common/disk_world.h"
+#include "tiers/disk/loop.h"
 
 #define SLOTS 32u
 #define PAYLOAD_BYTES 30000u
@@ -380,6 +382,121 @@ static void test_sync_failure_elsewhere(void **state)
     assert_int_equal(world->xfers[0].status, -EIO);
 }
 
+/* Writes, has the device go out of service by reads that fail, and its probes' flushes fail for a
+ * while, then all of it is well again. */
+static struct kvt_disk *outage_with_failed_probe(struct disk_world *world)
+{
+    struct disk_shim *shim = &world->shims[0];
+    unsigned int flushes;
+
+    world->config.devices[0].failures_max = 1;
+    disk_world_open(world);
+    write_all(world, 100);
+    flushes = atomic_load(&shim->requests[KVT_DISK_OP_FLUSH]);
+    atomic_store(&shim->is_probe_spared, true);
+    atomic_store(&shim->read_result, -EIO);
+    atomic_store(&shim->flush_result, -EIO);
+    (void)read_make(world, 0);
+    disk_world_submit(world, 0, 1);
+    disk_world_reap(world, 1);
+    for (int i = 0; atomic_load(&shim->requests[KVT_DISK_OP_FLUSH]) == flushes && i < 10000; i++)
+        disk_world_sleep(KVT_NS_PER_MS);
+    assert_true(atomic_load(&shim->requests[KVT_DISK_OP_FLUSH]) > flushes);
+    disk_world_sleep(5 * KVT_NS_PER_MS);
+    atomic_store(&shim->read_result, 0);
+    atomic_store(&shim->flush_result, 0);
+    disk_world_wait_health(&world->tier->counters, KVT_TIER_HEALTH_OK);
+    return kvt_disk_set_device(world->tier, 0);
+}
+
+/* The lost write may be reported to a probe's flush. Then the next flush is not done, nor is the
+ * next call outside the thread good. */
+static void test_flush_failure_of_probe(void **state)
+{
+    struct disk_world *world = *state;
+
+    (void)outage_with_failed_probe(world);
+    assert_int_equal(flush_result(world), -EIO);
+    disk_world_wait_health(&world->tier->counters, KVT_TIER_HEALTH_OK);
+    write_all(world, 100);
+    assert_int_equal(flush_result(world), KVT_XFER_DONE);
+}
+
+static void test_sync_after_failure_of_probe(void **state)
+{
+    struct kvt_disk *disk = outage_with_failed_probe(*state);
+
+    assert_int_equal(kvt_disk_sync(disk), -EIO);
+    assert_int_equal(kvt_disk_sync(disk), 0);
+}
+
+/* Or to a flush of the engine: then a call outside is not good, whether it comes later or is under
+ * way when the flush fails. */
+static void test_sync_after_failure_of_flush(void **state)
+{
+    struct disk_world *world = *state;
+    struct disk_shim *shim = &world->shims[0];
+    struct kvt_disk *disk;
+
+    disk_world_open(world);
+    disk = kvt_disk_set_device(world->tier, 0);
+    write_all(world, 100);
+    assert_int_equal(kvt_disk_sync(disk), 0);
+    atomic_store(&shim->flush_result, -EIO);
+    assert_int_equal(flush_result(world), -EIO);
+    atomic_store(&shim->flush_result, 0);
+    assert_int_equal(kvt_disk_sync(disk), -EIO);
+    disk_world_wait_health(&world->tier->counters, KVT_TIER_HEALTH_OK);
+    assert_int_equal(kvt_disk_sync(disk), 0);
+}
+
+static void *release_soon(void *ctx)
+{
+    struct disk_shim *shim = ctx;
+
+    disk_world_sleep(50 * KVT_NS_PER_MS);
+    atomic_store(&shim->held_result, -EIO);
+    atomic_store(&shim->is_holding, false);
+    return NULL;
+}
+
+static void test_sync_beside_failing_flush(void **state)
+{
+    struct disk_world *world = *state;
+    struct disk_shim *shim = &world->shims[0];
+    pthread_t thread;
+
+    disk_world_open(world);
+    write_all(world, 100);
+    atomic_store(&shim->is_holding, true);
+    (void)disk_world_flush(world, 0);
+    disk_world_submit(world, 0, 1);
+    disk_world_sleep(20 * KVT_NS_PER_MS);
+    assert_int_equal(pthread_create(&thread, NULL, release_soon, shim), 0);
+    assert_int_equal(kvt_disk_sync(kvt_disk_set_device(world->tier, 0)), -EIO);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    disk_world_reap(world, 1);
+    assert_int_equal(world->xfers[0].status, -EIO);
+}
+
+/* Plain calls: a flush waits as long as it takes for a call outside that flushes too. */
+static void test_flush_beside_long_sync(void **state)
+{
+    struct disk_world *world = *state;
+    struct kvt_disk *disk;
+
+    world->shims[0].ring_result = -EPERM;
+    disk_world_open(world);
+    disk = kvt_disk_set_device(world->tier, 0);
+    atomic_fetch_add(&disk->other_syncs, 1);
+    (void)disk_world_flush(world, 0);
+    disk_world_submit(world, 0, 1);
+    assert_int_equal(disk_world_reap_for(world, KVT_NS_PER_S), 0);
+    atomic_fetch_sub(&disk->other_syncs, 1);
+    disk_world_reap(world, 1);
+    assert_int_equal(world->xfers[0].status, KVT_XFER_DONE);
+}
+
 /* Interrupted and short are two things: having been the one leaves the other its tries. */
 static void test_interrupted_and_short(void **state)
 {
@@ -415,12 +532,23 @@ static void test_interrupted_and_short(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        WORLD_TEST(test_late_behind_stuck),       WORLD_TEST(test_flush_late_behind_stuck),
-        WORLD_TEST(test_flush_waits_for_its_own), WORLD_TEST(test_wakes_seldom),
-        WORLD_TEST(test_wakes_seldom_when_out),   WORLD_TEST(test_close_while_stuck),
-        WORLD_TEST(test_close_while_probing),     WORLD_TEST(test_close_while_plain_call_hangs),
-        WORLD_TEST(test_flush_failure),           WORLD_TEST(test_flush_failure_plain_calls),
-        WORLD_TEST(test_sync_failure_elsewhere),  WORLD_TEST(test_interrupted_and_short),
+        WORLD_TEST(test_late_behind_stuck),
+        WORLD_TEST(test_flush_late_behind_stuck),
+        WORLD_TEST(test_flush_waits_for_its_own),
+        WORLD_TEST(test_wakes_seldom),
+        WORLD_TEST(test_wakes_seldom_when_out),
+        WORLD_TEST(test_close_while_stuck),
+        WORLD_TEST(test_close_while_probing),
+        WORLD_TEST(test_close_while_plain_call_hangs),
+        WORLD_TEST(test_flush_failure),
+        WORLD_TEST(test_flush_failure_plain_calls),
+        WORLD_TEST(test_sync_failure_elsewhere),
+        WORLD_TEST(test_interrupted_and_short),
+        WORLD_TEST(test_flush_failure_of_probe),
+        WORLD_TEST(test_sync_after_failure_of_probe),
+        WORLD_TEST(test_sync_after_failure_of_flush),
+        WORLD_TEST(test_sync_beside_failing_flush),
+        WORLD_TEST(test_flush_beside_long_sync),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -2,6 +2,7 @@
 #include "tiers/disk/disk.h"
 
 #include <string.h>
+#include <time.h>
 
 #include "daemon/base/alloc.h"
 #include "daemon/base/clock.h"
@@ -12,6 +13,7 @@
 #define RETRY_NS_MIN_DEFAULT KVT_NS_PER_S
 #define RETRY_NS_MAX_DEFAULT (60u * KVT_NS_PER_S)
 #define HANG_NS_DEFAULT (2u * KVT_NS_PER_S)
+#define OWN_SYNC_WAIT_NS (10u * KVT_NS_PER_S)
 #define STOP_SLACK_NS (5u * KVT_NS_PER_S) /* a thread that does not hang ends well before */
 
 static void disk_free(struct kvt_disk *disk)
@@ -63,28 +65,62 @@ int kvt_disk_read_catalog(struct kvt_disk *disk, struct kvt_disk_catalog *ret_ca
     return kvt_disk_catalog_read(&disk->file, disk->io, ret_catalog);
 }
 
+/* The thread's flushes that are under way now have ended. False: one of them does not. */
+static bool own_syncs_wait(struct kvt_disk *disk)
+{
+    uint64_t begun = atomic_load_explicit(&disk->own_syncs_begun, memory_order_seq_cst);
+    uint64_t until_ns = kvt_time_add(kvt_clock_mono_ns(), OWN_SYNC_WAIT_NS);
+    const struct timespec pause = {.tv_nsec = 100 * KVT_NS_PER_US};
+
+    while (atomic_load_explicit(&disk->own_syncs_ended, memory_order_seq_cst) < begun) {
+        if (kvt_clock_mono_ns() >= until_ns)
+            return false;
+        (void)nanosleep(&pause, NULL);
+    }
+    return true;
+}
+
 /* The system tells only one caller of a write that was lost. While somebody else than the thread
- * may be that one, a good flush of the thread means nothing; when it was, the thread must know. */
-static int sync_ended(struct kvt_disk *disk, int r)
+ * may be that one, a good flush of the thread means nothing; when it was, the thread must know. And
+ * while the thread may be that one, a good flush of somebody else means nothing: @failures_before
+ * is how many of the thread's had failed that are told already. */
+static int sync_ended(struct kvt_disk *disk, int r, uint64_t failures_before)
 {
     if (r < 0)
         atomic_store_explicit(&disk->other_sync_error, r, memory_order_seq_cst);
     atomic_fetch_sub_explicit(&disk->other_syncs, 1, memory_order_seq_cst);
     if (r < 0)
         kvt_doorbell_ring(&disk->worker.bell);
+    else if (!own_syncs_wait(disk))
+        r = -ETIMEDOUT;
+    else if (atomic_load_explicit(&disk->own_sync_failures, memory_order_seq_cst) !=
+             failures_before)
+        r = atomic_load_explicit(&disk->own_sync_error, memory_order_seq_cst);
     return r < 0 ? kvt_trace(r) : r;
 }
 
 int kvt_disk_write_catalog(struct kvt_disk *disk, uint32_t number, const void *data, uint32_t bytes)
 {
+    uint64_t failures = atomic_load_explicit(&disk->own_sync_failures, memory_order_seq_cst);
+
     atomic_fetch_add_explicit(&disk->other_syncs, 1, memory_order_seq_cst);
-    return sync_ended(disk, kvt_disk_catalog_write(&disk->file, disk->io, number, data, bytes));
+    return sync_ended(disk, kvt_disk_catalog_write(&disk->file, disk->io, number, data, bytes),
+                      failures);
 }
 
+/* A failure of the thread's may be long ago, and concern writes that nobody has asked for yet. */
 int kvt_disk_sync(struct kvt_disk *disk)
 {
+    uint64_t told = atomic_load_explicit(&disk->own_failures_told, memory_order_seq_cst);
+    int r;
+
     atomic_fetch_add_explicit(&disk->other_syncs, 1, memory_order_seq_cst);
-    return sync_ended(disk, disk->io->fdatasync(disk->io->ctx, disk->file.fd));
+    r = sync_ended(disk, disk->io->fdatasync(disk->io->ctx, disk->file.fd), told);
+    if (r < 0)
+        atomic_store_explicit(&disk->own_failures_told,
+                              atomic_load_explicit(&disk->own_sync_failures, memory_order_seq_cst),
+                              memory_order_seq_cst);
+    return r;
 }
 
 int kvt_disk_open(struct kvt_tier **ret_tier, const struct kvt_disk_config *config,

@@ -90,5 +90,6 @@ struct kvt_disk_catalog;
 KVT_MUST_USE int kvt_disk_read_catalog(struct kvt_disk *disk, struct kvt_disk_catalog *ret_catalog);
 KVT_MUST_USE int kvt_disk_write_catalog(struct kvt_disk *disk, uint32_t number, const void *data,
                                         uint32_t bytes);
-/* All transfers to it that were reaped are durable. 0 or -errno. */
+/* 0: all transfers to it that were reaped are durable. -errno: perhaps not, and those that were
+ * reaped before will not become so by another call. */
 KVT_MUST_USE int kvt_disk_sync(struct kvt_disk *disk);

@@ -1,5 +1,6 @@
 /* Requests to the device and their completions. See loop.h for the picture. */
 #include <string.h>
+#include <time.h>
 
 #include "daemon/base/clock.h"
 #include "tiers/disk/loop.h"
@@ -57,6 +58,21 @@ static int buffer_idx(const struct kvt_disk *disk, uint64_t offset_bytes, uint64
 
 static void flight_complete(struct kvt_disk *disk, uint64_t user_data, int32_t result);
 
+/* A flush by a plain call. While somebody else flushes too it means nothing: once more, then. */
+static int64_t flush_run(struct kvt_disk *disk)
+{
+    const struct timespec pause = {.tv_nsec = KVT_NS_PER_MS};
+
+    for (;;) {
+        int result = disk->io->fdatasync(disk->io->ctx, disk->file.fd);
+
+        if (result < 0 || kvt_worker_is_stopping(&disk->worker) ||
+            atomic_load_explicit(&disk->other_syncs, memory_order_seq_cst) == 0)
+            return result;
+        (void)nanosleep(&pause, NULL);
+    }
+}
+
 static void sqe_run(struct kvt_disk *disk, const struct kvt_disk_sqe *sqe)
 {
     const struct kvt_disk_io *io = disk->io;
@@ -71,7 +87,7 @@ static void sqe_run(struct kvt_disk *disk, const struct kvt_disk_sqe *sqe)
         break;
     default:
         KVT_ASSERT(sqe->op == KVT_DISK_OP_FLUSH);
-        result = io->fdatasync(io->ctx, disk->file.fd);
+        result = flush_run(disk);
     }
     /* Whoever asked for the stop may have stopped waiting for this call: the transfer, the memory
      * and all that is not this thread's own may be gone. */
@@ -91,6 +107,8 @@ static void flight_issue(struct kvt_disk *disk, struct kvt_disk_flight *flight)
 {
     struct kvt_disk_sqe sqe = {.op = flight->op, .buffer_idx = -1};
 
+    if (flight->op == KVT_DISK_OP_FLUSH)
+        atomic_fetch_add_explicit(&disk->own_syncs_begun, 1, memory_order_seq_cst);
     flight->generation++;
     sqe.user_data = (uint64_t)flight->generation << 32 | (uint64_t)(flight - disk->flights);
     if (flight->op != KVT_DISK_OP_FLUSH && is_probe(flight)) {
@@ -190,7 +208,19 @@ static void probe_complete(struct kvt_disk *disk, struct kvt_disk_flight *flight
         return;
     }
     flight_give(disk, flight);
+    if (op == KVT_DISK_OP_FLUSH && !is_good)
+        kvt_disk_note_sync_failure(disk, result);
     kvt_disk_probe_ended(disk, is_good);
+}
+
+/* For who flushes outside the thread: failure and error are there before the end is. */
+static void own_sync_ended(struct kvt_disk *disk, int32_t result)
+{
+    if (result < 0) {
+        atomic_store_explicit(&disk->own_sync_error, result, memory_order_seq_cst);
+        atomic_fetch_add_explicit(&disk->own_sync_failures, 1, memory_order_seq_cst);
+    }
+    atomic_fetch_add_explicit(&disk->own_syncs_ended, 1, memory_order_seq_cst);
 }
 
 static void flush_complete(struct kvt_disk *disk, struct kvt_disk_flight *flight, int32_t result)
@@ -201,7 +231,7 @@ static void flush_complete(struct kvt_disk *disk, struct kvt_disk_flight *flight
 
     if (result >= 0)
         result = error != 0 ? error : disk->sync_error;
-    if (result >= 0 && is_unsure) { /* that other call ends some time */
+    if (result >= 0 && is_unsure && disk->ring != NULL) { /* that other call ends some time */
         flight_issue(disk, flight);
         return;
     }
@@ -211,6 +241,7 @@ static void flush_complete(struct kvt_disk *disk, struct kvt_disk_flight *flight
         kvt_worker_count(&disk->worker.tier.counters.flushes, 1);
     while (xfers.head != NULL)
         kvt_disk_finish(disk, kvt_worker_queue_pop(&xfers), result < 0 ? result : KVT_XFER_DONE);
+    disk->has_untold_writes &= result >= 0;
     kvt_disk_note_result(disk, result < 0);
     if (result < 0)
         kvt_disk_note_sync_failure(disk, result);
@@ -251,6 +282,7 @@ static void move_end(struct kvt_disk *disk, struct kvt_xfer *xfer, bool is_read,
         kvt_worker_count(is_read ? &counters->reads : &counters->writes, 1);
         kvt_worker_count(is_read ? &counters->read_bytes : &counters->written_bytes,
                          xfer->slot_bytes);
+        disk->has_untold_writes |= !is_read;
     }
     if (status == KVT_XFER_DONE && is_read)
         kvt_worker_queue_push(&disk->verifying, xfer);
@@ -304,6 +336,8 @@ static void flight_complete(struct kvt_disk *disk, uint64_t user_data, int32_t r
         disk->flights[idx].generation != user_data >> 32)
         return;
     flight = &disk->flights[idx];
+    if (flight->op == KVT_DISK_OP_FLUSH)
+        own_sync_ended(disk, result);
     if (is_probe(flight))
         probe_complete(disk, flight, result);
     else if (flight->op == KVT_DISK_OP_FLUSH)

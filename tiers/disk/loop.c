@@ -151,6 +151,8 @@ static void health_go_out(struct kvt_disk *disk)
     disk->retry_at_ns = kvt_time_add(disk->now_ns, disk->pause_ns);
     atomic_store_explicit(&counters->health, KVT_TIER_HEALTH_OUT, memory_order_relaxed);
     kvt_worker_count(&counters->outages, 1);
+    if (disk->flushes.head != NULL && disk->sync_error != 0)
+        disk->has_untold_writes = false;
     queue_fail(disk, &disk->flushes, false, flush_refusal(disk));
     for (int i = 0; i < DISK_QUEUES; i++) {
         queue_fail(disk, &disk->queues[DISK_READ][i], false, KVT_XFER_OUT_OF_SERVICE);
@@ -238,7 +240,9 @@ void kvt_disk_probe_ended(struct kvt_disk *disk, bool is_good)
         return;
     }
     disk->is_out = false;
-    disk->sync_error = 0;
+    /* Else the next flush fails: what a probe or somebody else was told concerns its writes. */
+    if (!disk->has_untold_writes)
+        disk->sync_error = 0;
     disk->failures_row = disk->bad_slots_row = 0;
     atomic_store_explicit(&disk->worker.tier.counters.health, KVT_TIER_HEALTH_OK,
                           memory_order_relaxed);
@@ -266,6 +270,8 @@ static void loop_collect(struct kvt_disk *disk)
         xfer->verdict = KVT_SLOT_OK;
         xfer->started_ns = disk->now_ns;
         if (disk->is_out) {
+            if (is_flush && disk->sync_error != 0)
+                disk->has_untold_writes = false;
             kvt_disk_finish(disk, xfer, is_flush ? flush_refusal(disk) : KVT_XFER_OUT_OF_SERVICE);
             continue;
         }

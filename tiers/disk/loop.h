@@ -15,9 +15,12 @@
  * collection and its end a transfer keeps its number in done_ns, and a waiting flush the count of
  * writes that it waits for in started_ns: neither means anything to the engine before the end.
  *
- * A flush that fails loses writes that had seemed done, and the system says so only once. So the
- * device is out of service until a probe with a flush of its own was good and the engine has taken
- * the failure; until then every flush fails like that one.
+ * A flush that fails loses writes that had seemed done, and the system says so only once, to
+ * whoever flushed: the engine's flush, a probe, or a call outside the thread (the index's
+ * kvt_disk_sync). So the device is out of service until a probe with a flush of its own was good
+ * and the engine has taken the failure; until then every flush fails like that one. And each of
+ * them looks at what the others were told: a flush that the engine waits for is not done, and
+ * kvt_disk_sync not good, when another one failed for the same writes.
  *
  * What waits in a queue is late at its deadline, whether the device moves or not. Everything here
  * is the tier thread's. */
@@ -88,8 +91,14 @@ struct kvt_disk {
      * that failed and that the thread has not heard of, 0: none. */
     _Atomic uint32_t other_syncs;
     atomic_int other_sync_error;
+    /* The same the other way round. Of the thread's own flushes, a probe's too: how many requests
+     * were begun, came back, and failed; -errno of the last that failed; of how many failures
+     * kvt_disk_sync has told. */
+    _Atomic uint64_t own_syncs_begun, own_syncs_ended, own_sync_failures, own_failures_told;
+    atomic_int own_sync_error;
     int sync_error; /* -errno of a flush that failed and was not made good by a probe; 0: none */
-    bool is_hung;   /* something in flight is overdue */
+    bool has_untold_writes; /* came back done, and no flush that failed came back after them */
+    bool is_hung;           /* something in flight is overdue */
     uint32_t failures_row, bad_slots_row, successes_row;
     uint64_t retry_at_ns, pause_ns; /* pause_ns 0: the next outage begins with the shortest */
     uint64_t overdue_at_ns;         /* nothing in flight is overdue before */
