@@ -392,6 +392,75 @@ static void test_resize(void **state)
     size_check(world, FILE_BYTES);
 }
 
+/* ---- what a power cut may leave ------------------------------------------------------------- */
+
+/* Sizes that are durable are those at the last flush; what is written may be at any time. */
+static uint64_t durable_bytes;
+static uint32_t supers_written, cuts_made;
+
+static int guard_fdatasync(void *ctx, int fd)
+{
+    struct kvt_disk_file_info info;
+    int r = kvt_disk_io_real.fdatasync(NULL, fd);
+
+    (void)ctx;
+    assert_int_equal(r, 0);
+    assert_int_equal(kvt_disk_io_real.file_info(NULL, fd, &info), 0);
+    durable_bytes = info.bytes;
+    return r;
+}
+
+static int64_t guard_pwrite(void *ctx, int fd, const void *buffer, uint32_t bytes,
+                            uint64_t offset_bytes)
+{
+    struct kvt_disk_super super;
+
+    (void)ctx;
+    if (offset_bytes < 2ull * KVT_DISK_SUPER_BYTES) {
+        assert_int_equal(kvt_disk_super_decode(buffer, &super), 0);
+        assert_true(super.device_bytes <= KVT_MAX(durable_bytes, KVT_DISK_DATA_OFFSET_BYTES));
+        supers_written++;
+    }
+    return kvt_disk_io_real.pwrite(NULL, fd, buffer, bytes, offset_bytes);
+}
+
+static int guard_truncate(void *ctx, int fd, uint64_t bytes)
+{
+    static _Alignas(4096) uint8_t block[KVT_DISK_SUPER_BYTES];
+    struct kvt_disk_super super;
+
+    (void)ctx;
+    for (uint32_t copy = 0; copy < 2 && bytes > 0 && bytes < durable_bytes; copy++) {
+        assert_int_equal(kvt_disk_io_real.pread(NULL, fd, block, sizeof(block),
+                                                copy * (uint64_t)KVT_DISK_SUPER_BYTES),
+                         sizeof(block));
+        assert_int_equal(kvt_disk_super_decode(block, &super), 0);
+        assert_true(super.device_bytes <= bytes);
+        cuts_made++;
+    }
+    return kvt_disk_io_real.truncate(NULL, fd, bytes);
+}
+
+/* A superblock never claims what a power cut could take away. */
+static void test_superblock_after_size(void **state)
+{
+    static const uint64_t sizes[] = {FILE_BYTES, 2 * FILE_BYTES, FILE_BYTES + 4096, 3 * FILE_BYTES};
+    struct world *world = *state;
+
+    durable_bytes = 0;
+    supers_written = cuts_made = 0;
+    world->shim.io.fdatasync = guard_fdatasync;
+    world->shim.io.pwrite = guard_pwrite;
+    world->shim.io.truncate = guard_truncate;
+    for (size_t i = 0; i < KVT_COUNT_OF(sizes); i++) {
+        world->config.bytes = sizes[i];
+        assert_int_equal(open_again(world), 0);
+        size_check(world, sizes[i]);
+    }
+    assert_int_equal(supers_written, 2 + 2 * KVT_COUNT_OF(sizes));
+    assert_int_equal(cuts_made, 2);
+}
+
 static void test_no_space_at_all(void **state)
 {
     struct world *world = *state;
@@ -567,6 +636,7 @@ int main(void)
         WORLD_TEST(test_flips_open),
         WORLD_TEST(test_truncated),
         WORLD_TEST(test_resize),
+        WORLD_TEST(test_superblock_after_size),
         WORLD_TEST(test_no_space_at_all),
         WORLD_TEST(test_busy),
         WORLD_TEST(test_symbolic_links),

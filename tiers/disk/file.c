@@ -247,6 +247,9 @@ static int size_settle(struct opening *opening)
         (opening->there_bytes < opening->want_bytes ||
          opening->allocated_bytes < opening->want_bytes))
         r = space_take(opening, have_bytes);
+    /* The superblock's bytes may be durable before its flush, and the size is not before one. */
+    if (r == 0 && !file->is_raw && file->about.device_bytes < opening->want_bytes)
+        r = io->fdatasync(io->ctx, file->fd);
     if (r == 0 && file->about.device_bytes != opening->want_bytes) {
         file->about.device_bytes = opening->want_bytes;
         r = super_write(file, io);
