@@ -9,6 +9,7 @@
 #include "daemon/base/clock.h"
 #include "tests/common/cmocka.h"
 #include "tests/common/disk_world.h"
+#include "tiers/disk/catalog.h"
 
 #define DEVICES 3u
 #define SLOTS 8u /* of a device */
@@ -447,6 +448,39 @@ static void test_open_without_memory(void **state)
     assert_true(failures >= 1 + 5 * DEVICES);
 }
 
+/* Each device has its own catalog. What a start reads is whole, and is so in both copies again. */
+static void test_catalogs(void **state)
+{
+    struct disk_world *world = *state;
+    struct kvt_disk_catalog *catalog = calloc(1, sizeof(*catalog));
+    uint8_t data[KVT_DISK_STATE_BYTES];
+
+    assert_non_null(catalog);
+    disk_world_open(world);
+    for (uint32_t i = 0; i < DEVICES; i++) {
+        struct kvt_disk_state now = {.stamps_end = 100 + i, .starts = i};
+
+        kvt_disk_catalog_encode_state(data, &now);
+        assert_int_equal(kvt_disk_write_catalog(kvt_disk_set_device(world->tier, i),
+                                                KVT_DISK_CATALOG_STATE, data, sizeof(data)),
+                         0);
+    }
+    for (uint32_t copy = 0; copy < 2; copy++) {
+        for (uint32_t i = 0; i < DEVICES; i++) {
+            int fd = open(world->paths[i], O_WRONLY | O_CLOEXEC);
+            off_t at = (off_t)kvt_disk_record_offset(KVT_DISK_CATALOG_STATE, copy) + 48;
+
+            assert_int_equal(pwrite(fd, "rot", 3, at), 3);
+            assert_int_equal(close(fd), 0);
+            assert_int_equal(kvt_disk_read_catalog(kvt_disk_set_device(world->tier, i), catalog),
+                             0);
+            assert_true(catalog->has_state && catalog->copies_bad == 0);
+            assert_int_equal(catalog->state.stamps_end, 100 + i);
+        }
+    }
+    free(catalog);
+}
+
 #define WORLD_TEST(name) cmocka_unit_test_setup_teardown(name, world_make, world_free)
 
 int main(void)
@@ -465,6 +499,7 @@ int main(void)
         WORLD_TEST(test_vanish),
         WORLD_TEST(test_vanish_plain_calls),
         WORLD_TEST(test_open_without_memory),
+        WORLD_TEST(test_catalogs),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

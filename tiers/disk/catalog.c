@@ -247,6 +247,7 @@ int kvt_disk_catalog_read(struct kvt_disk_file *file, const struct kvt_disk_io *
     return errors == 2 * KVT_DISK_CATALOG_RECORDS ? kvt_trace(error) : 0;
 }
 
+/* What is at the front of file->records becomes copy @copy. */
 static int copy_write(struct kvt_disk_file *file, const struct kvt_disk_io *io, uint32_t number,
                       uint32_t copy)
 {
@@ -282,4 +283,21 @@ int kvt_disk_catalog_write(struct kvt_disk_file *file, const struct kvt_disk_io 
     if (r < 0)
         return r;
     return copy_write(file, io, number, newest);
+}
+
+void kvt_disk_catalog_heal(struct kvt_disk_file *file, const struct kvt_disk_io *io)
+{
+    for (uint32_t number = 0; number < KVT_DISK_CATALOG_RECORDS; number++) {
+        struct copies copies;
+        uint32_t newest;
+
+        copies_read(file, io, number, &copies);
+        newest = newest_of(&copies);
+        if (copies.data[newest] == NULL || copies.serials[0] == copies.serials[1])
+            continue;
+        if (newest == 1)
+            memcpy(file->records, file->records + KVT_DISK_RECORD_BYTES_MAX,
+                   kvt_disk_record_bytes(number));
+        (void)!copy_write(file, io, number, !newest);
+    }
 }

@@ -70,6 +70,9 @@ struct kvt_disk_catalog { /* half a MiB: keep it on the heap */
 /* 0: *ret_catalog is whole but for records_lost. -errno: not one record could be read. */
 KVT_MUST_USE int kvt_disk_catalog_read(struct kvt_disk_file *file, const struct kvt_disk_io *io,
                                        struct kvt_disk_catalog *ret_catalog);
+/* Makes a copy that is damaged, or that a write which was cut short left behind, like the one that
+ * counts. A device that refuses is not refused for it. */
+void kvt_disk_catalog_heal(struct kvt_disk_file *file, const struct kvt_disk_io *io);
 /* 0: durable, in both copies. -EINVAL: no such number, or too long. Other -errno: the record before
  * or this one is found later, never another. */
 KVT_MUST_USE int kvt_disk_catalog_write(struct kvt_disk_file *file, const struct kvt_disk_io *io,

@@ -62,6 +62,7 @@ static void disk_configure(struct kvt_disk *disk, const struct kvt_disk_config *
 
 int kvt_disk_read_catalog(struct kvt_disk *disk, struct kvt_disk_catalog *ret_catalog)
 {
+    kvt_disk_catalog_heal(&disk->file, disk->io);
     return kvt_disk_catalog_read(&disk->file, disk->io, ret_catalog);
 }
 
