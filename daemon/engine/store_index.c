@@ -662,13 +662,12 @@ static bool take_load_events(struct kvt_store *store, uint32_t idx)
     struct store_zone *zone = &store->zones[idx];
     bool is_more;
 
-    kvt_store_load_slice(store, true);
     if (zone->is_at_stray) {
         zone->is_at_stray = false;
         take_event(store, idx, &zone->stray);
     }
     is_more = take_some_events(store, idx);
-    kvt_store_load_slice(store, false);
+    kvt_store_load_slice_end(store);
     /* Whose turn it is next gets no bell for it. */
     return is_more || zone->is_at_stray || !zone->is_loading;
 }

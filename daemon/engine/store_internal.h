@@ -427,8 +427,8 @@ void kvt_store_load_event(struct kvt_store *store, uint32_t zone,
                           const struct kvt_index_event *event);
 /* A row that does not hang below what came before it, nor begins a path. */
 bool kvt_store_load_is_stray(const struct kvt_store *store, const struct kvt_index_event *event);
-/* Around the events of a turn. */
-void kvt_store_load_slice(struct kvt_store *store, bool is_begin);
+/* After the events of a turn. */
+void kvt_store_load_slice_end(struct kvt_store *store);
 
 /* ---- store_progress.c: lines about a scan ---- */
 void kvt_store_progress_turn(struct kvt_store *store, uint32_t idx);

@@ -146,22 +146,19 @@ static bool stray_find(struct kvt_store *store, const struct kvt_index_put *row)
 
 /* ---- rows ----------------------------------------------------------------------------------- */
 
-/* Between slices anything may be called on the tree: then what came last must not be dead. */
-static void hold(struct kvt_store *store)
+/* Between slices anything may be called on the tree: then what came last must not be dead. What was
+ * held before is let go only when the next is held: a block whose copies are still to come is an
+ * empty tail, and letting go of one removes it. */
+static void hold(struct kvt_store *store, struct kvt_radix_block block)
 {
     struct store_load *load = &store->load;
+    struct kvt_radix_block before = load->leased;
 
-    KVT_ASSERT(load->leased.generation == 0);
-    if (load->path_blocks > 0 &&
-        kvt_radix_lease(store->radix, load->path[load->path_blocks - 1]) == 0)
-        load->leased = load->path[load->path_blocks - 1];
-}
-
-static void unhold(struct kvt_store *store)
-{
-    if (store->load.leased.generation != 0)
-        (void)!kvt_radix_release(store->radix, store->load.leased);
-    store->load.leased = KVT_RADIX_BLOCK_NONE;
+    load->leased = KVT_RADIX_BLOCK_NONE;
+    if (block.generation != 0 && kvt_radix_lease(store->radix, block) == 0)
+        load->leased = block;
+    if (before.generation != 0)
+        (void)!kvt_radix_release(store->radix, before);
 }
 
 /* The path becomes @blocks long; returns where it ended if that was deeper. */
@@ -338,7 +335,7 @@ static void load_end(struct kvt_store *store, uint32_t zone, const struct kvt_in
 {
     struct store_load *load = &store->load;
 
-    unhold(store);
+    hold(store, KVT_RADIX_BLOCK_NONE);
     settle(store, cut_path(store, 0));
     load->is_skipping = false;
     store->zones[zone].is_loading = false;
@@ -371,12 +368,11 @@ void kvt_store_load_event(struct kvt_store *store, uint32_t zone,
     }
 }
 
-void kvt_store_load_slice(struct kvt_store *store, bool is_begin)
+void kvt_store_load_slice_end(struct kvt_store *store)
 {
-    if (is_begin)
-        unhold(store);
-    else
-        hold(store);
+    const struct store_load *load = &store->load;
+
+    hold(store, load->path_blocks > 0 ? load->path[load->path_blocks - 1] : KVT_RADIX_BLOCK_NONE);
 }
 
 bool kvt_store_is_holding(const struct kvt_store *store)

@@ -157,7 +157,7 @@ void world_init(struct world *world, const struct world_config *config)
     for (uint32_t i = 0; i < config->devices; i++) {
         const struct fake_index_config index = {.seed = config->seed + 100 + i,
                                                 .delay_ns_max = config->commit_delay_ns_max,
-                                                .load_row_ns = config->load_row_ns,
+                                                .load_event_ns = config->load_event_ns,
                                                 .refuse_rate = config->refuse_rate,
                                                 .is_lenient = config->is_index_lenient,
                                                 .has_siblings = config->devices > 1};

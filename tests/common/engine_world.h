@@ -27,7 +27,7 @@ struct world_config {
     uint64_t leased_bytes_max, reserved_bytes_max;
     /* L3 outlives the engine: so many devices, each with an index. 0: it does not. */
     uint32_t devices;
-    uint64_t commit_delay_ns_max, load_row_ns;
+    uint64_t commit_delay_ns_max, load_event_ns;
     uint32_t refuse_rate;
     bool is_index_lenient; /* see fake_index.h: rows may be left behind that were never loaded */
     enum kvt_write_policy write_policy;

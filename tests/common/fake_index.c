@@ -353,6 +353,7 @@ static void tell(struct fake_index *fake, const struct kvt_index_put *put,
     fake->event = keep(put);
     ret_event->put = fake->event->put;
     ret_event->kind = put->kind == KVT_INDEX_PUT_ROW ? KVT_INDEX_EVENT_ROW : KVT_INDEX_EVENT_COPY;
+    fake->load_ns += fake->config.load_event_ns;
 }
 
 /* The next event of a load; false: not yet. */
@@ -371,9 +372,6 @@ static bool load_next(struct fake_index *fake, struct kvt_index_event *ret_event
         if (at > KVT_COMPONENTS_MAX) {
             fake->order_component = 0;
             fake->order_at++;
-            fake->load_ns += fake->config.load_row_ns;
-            if (fake->now_ns < fake->load_ns)
-                return false;
         } else if (row->copies[at - 1] != NULL) {
             tell(fake, &row->copies[at - 1]->put, ret_event);
             return true;

@@ -20,13 +20,13 @@ struct fake_index;
 
 struct fake_index_config {
     uint64_t seed;
-    uint64_t ring_bytes;   /* of puts that are not yet committed; 0: 4 MiB */
-    uint64_t commit_ns;    /* longest wait for company; 0: 100 ms */
-    uint64_t delay_ns_max; /* a commit takes up to this long; 0: no time */
-    uint64_t load_row_ns;  /* from a row of a load to the next; 0: all at once */
-    uint32_t refuse_rate;  /* in 1/1000, of rows and copies */
-    bool is_lenient;       /* the engine may do what it may not */
-    bool has_siblings;     /* as in struct kvt_index_config */
+    uint64_t ring_bytes;    /* of puts that are not yet committed; 0: 4 MiB */
+    uint64_t commit_ns;     /* longest wait for company; 0: 100 ms */
+    uint64_t delay_ns_max;  /* a commit takes up to this long; 0: no time */
+    uint64_t load_event_ns; /* from a row or copy of a load to the next; 0: all at once */
+    uint32_t refuse_rate;   /* in 1/1000, of rows and copies */
+    bool is_lenient;        /* the engine may do what it may not */
+    bool has_siblings;      /* as in struct kvt_index_config */
     /* As in struct kvt_index_config; NULL: works. A record is kept here as well. */
     int (*data_sync)(void *ctx);
     int (*catalog_write)(void *ctx, uint32_t number, const void *data, uint32_t bytes);

@@ -379,7 +379,7 @@ static uint64_t run(uint64_t seed, uint64_t steps)
                                         .has_window = true,
                                         .devices = 2,
                                         .commit_delay_ns_max = 5 * KVT_NS_PER_MS,
-                                        .load_row_ns = 20 * KVT_NS_PER_US,
+                                        .load_event_ns = 20 * KVT_NS_PER_US,
                                         .refuse_rate = 5,
                                         .is_index_lenient = true,
                                         .lost_after_ns = KVT_NS_PER_MS};

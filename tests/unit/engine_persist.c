@@ -327,7 +327,7 @@ static void test_lookups_wait_for_the_index(void)
     struct world_config config = plain;
     struct fixture f;
 
-    config.load_row_ns = 100 * KVT_NS_PER_MS;
+    config.load_event_ns = 100 * KVT_NS_PER_MS;
     begin(&f, &config);
     CHECK(store(&f, 0x101, BLOCKS, true));
     restart(&f, false);
@@ -340,6 +340,31 @@ static void test_lookups_wait_for_the_index(void)
     CHECK_CODE(&f.call.op, KVT_CODE_OK);
     CHECK(f.call.op.ans.lookup.boundary_tokens < BLOCKS * WORLD_BLOCK_TOKENS);
     CHECK(fetch(&f, 0x101, BLOCKS) == BLOCKS); /* a long one: everything */
+    end(&f);
+}
+
+/* However the events of a load fall into turns, and whatever comes in between, nothing is lost. */
+static void test_load_in_slices(void)
+{
+    struct world_config config = plain;
+    struct fixture f;
+
+    config.load_event_ns = 100 * KVT_NS_PER_US;
+    config.devices = 2;
+    begin(&f, &config);
+    CHECK(store(&f, 0x101, BLOCKS, true));
+    CHECK(store(&f, 0x102, BLOCKS, true)); /* shares the first four blocks */
+    CHECK(store(&f, 0x201, BLOCKS, true));
+    restart(&f, false);
+    while (stats(&f).index.is_loading) {
+        world_turn(&f.world);
+        world_check(&f.world);
+    }
+    CHECK(stats(&f).index.load_dropped == 0);
+    CHECK(stats(&f).index.loaded_copies == 2 * (3 * BLOCKS - 4));
+    CHECK(fetch(&f, 0x101, BLOCKS) == BLOCKS);
+    CHECK(fetch(&f, 0x102, BLOCKS) == BLOCKS);
+    CHECK(fetch(&f, 0x201, BLOCKS) == BLOCKS);
     end(&f);
 }
 
@@ -375,7 +400,7 @@ static void test_progress_of_a_scan_is_logged(void)
     int fds[2];
 
     CHECK(pipe2(fds, O_NONBLOCK | O_CLOEXEC) == 0);
-    config.load_row_ns = 100 * KVT_NS_PER_S;
+    config.load_event_ns = 100 * KVT_NS_PER_S;
     begin(&f, &config);
     CHECK(store(&f, 0x101, BLOCKS, true));
     restart(&f, false);
@@ -409,7 +434,7 @@ static void test_stores_wait_for_the_index(void)
     struct world_config config = plain;
     struct fixture f;
 
-    config.load_row_ns = 10 * KVT_NS_PER_MS;
+    config.load_event_ns = 10 * KVT_NS_PER_MS;
     begin(&f, &config);
     CHECK(store(&f, 0x101, BLOCKS, true));
     restart(&f, false);
@@ -550,6 +575,7 @@ int main(void)
     test_index_is_lost();
     test_lookups_wait_for_the_index();
     test_stores_wait_for_the_index();
+    test_load_in_slices();
     test_progress_of_a_scan_is_logged();
     test_hostile_rows();
     return 0;

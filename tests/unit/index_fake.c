@@ -165,7 +165,7 @@ static void add_block(struct fake_index *fake, uint64_t id, uint64_t parent_id, 
 static void test_load(void **state)
 {
     struct fake_index *fake =
-        fake_index_new(&(struct fake_index_config){.commit_ns = 1000, .load_row_ns = 10});
+        fake_index_new(&(struct fake_index_config){.commit_ns = 1000, .load_event_ns = 10});
     struct kvt_index_ns namespaces[KVT_NAMESPACES_MAX] = {[1] = {.is_used = true, .epoch = 5}};
     struct kvt_index_put sync = {.kind = KVT_INDEX_PUT_SYNC};
     struct kvt_index_put catalog = {.kind = KVT_INDEX_PUT_CATALOG,
