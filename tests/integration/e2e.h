@@ -25,16 +25,20 @@ struct e2e_daemon {
     pid_t pid; /* 0: not running */
 };
 
-/* @settings: "key=value" texts, NULL-terminated, after the small defaults. "@/" at the beginning of
- * a value is the scratch directory. Waits until it serves. */
+/* @settings: "key=value" texts, or options ("--rebuild-l3"), NULL-terminated, after the small
+ * defaults. "@/" at the beginning of a value is the scratch directory. Waits until it serves. */
 void e2e_daemon_start(struct e2e_daemon *daemon, const char *program, const char *const settings[]);
 /* The same directory, after kill or stop. */
 void e2e_daemon_restart(struct e2e_daemon *daemon, const char *const settings[]);
+/* The same, without the waiting. */
+void e2e_daemon_begin(struct e2e_daemon *daemon, const char *const settings[]);
 /* Starts and expects that it ends by itself; returns its exit status. The log is in *ret_log. */
 int e2e_daemon_start_fails(struct e2e_daemon *daemon, const char *program,
                            const char *const settings[], char *ret_log, size_t log_bytes);
 void e2e_daemon_kill(struct e2e_daemon *daemon);
-/* SIGTERM; CHECKs that it leaves with 0. Removes the directory. */
+/* SIGTERM; CHECKs that it leaves with 0. The directory stays. */
+void e2e_daemon_leave(struct e2e_daemon *daemon);
+/* The same where it runs; removes the directory. */
 void e2e_daemon_stop(struct e2e_daemon *daemon);
 uint64_t e2e_rss_bytes(pid_t pid);
 void e2e_sleep_ms(uint32_t ms);

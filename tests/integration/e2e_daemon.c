@@ -59,7 +59,8 @@ static void spawn(struct e2e_daemon *daemon, const char *const settings[])
     }
     argv[argc++] = (char *)(uintptr_t)daemon->program;
     for (uint32_t i = 0; i < count; i++) {
-        argv[argc++] = (char *)(uintptr_t) "--set";
+        if (strncmp(texts[i], "--", 2) != 0)
+            argv[argc++] = (char *)(uintptr_t) "--set";
         argv[argc++] = texts[i];
     }
     argv[argc] = NULL;
@@ -133,9 +134,14 @@ void e2e_daemon_start(struct e2e_daemon *daemon, const char *program, const char
 
 void e2e_daemon_restart(struct e2e_daemon *daemon, const char *const settings[])
 {
+    e2e_daemon_begin(daemon, settings);
+    wait_until_serving(daemon);
+}
+
+void e2e_daemon_begin(struct e2e_daemon *daemon, const char *const settings[])
+{
     CHECK(daemon->pid == 0);
     spawn(daemon, settings);
-    wait_until_serving(daemon);
 }
 
 static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *place)
@@ -181,21 +187,26 @@ void e2e_daemon_kill(struct e2e_daemon *daemon)
     daemon->pid = 0;
 }
 
-void e2e_daemon_stop(struct e2e_daemon *daemon)
+void e2e_daemon_leave(struct e2e_daemon *daemon)
 {
     int status;
 
-    if (daemon->pid > 0) {
-        CHECK(kill(daemon->pid, SIGTERM) == 0);
-        CHECK(waitpid(daemon->pid, &status, 0) == daemon->pid);
-        if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-            print_log(daemon);
-            (void)fprintf(stderr, "the daemon did not leave with 0: wait status %#x\n",
-                          (unsigned)status);
-            exit(1);
-        }
-        daemon->pid = 0;
+    CHECK(daemon->pid > 0);
+    CHECK(kill(daemon->pid, SIGTERM) == 0);
+    CHECK(waitpid(daemon->pid, &status, 0) == daemon->pid);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+        print_log(daemon);
+        (void)fprintf(stderr, "the daemon did not leave with 0: wait status %#x\n",
+                      (unsigned)status);
+        exit(1);
     }
+    daemon->pid = 0;
+}
+
+void e2e_daemon_stop(struct e2e_daemon *daemon)
+{
+    if (daemon->pid > 0)
+        e2e_daemon_leave(daemon);
     CHECK(nftw(daemon->dir, remove_one, 8, FTW_DEPTH | FTW_PHYS) == 0);
 }
 
