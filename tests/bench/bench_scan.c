@@ -42,12 +42,13 @@ static uint64_t fill(struct world *world, uint64_t slot_bytes)
         memset(world->memory, 0, READ_BYTES);
         for (uint64_t in = 0; in + slot_bytes <= READ_BYTES; in += slot_bytes) {
             uint8_t *slot = world->memory + in;
-            struct kvt_slot_info info = {.block_id = ++slots,
-                                         .generation = slots,
+            struct kvt_slot_info info = {.block_id = slots + 1,
+                                         .generation = slots + 1,
                                          .payload_bytes = payload_bytes,
                                          .block_tokens = BLOCK_TOKENS,
                                          .store_id = {1}};
 
+            slots++;
             kvt_slot_header_write(slot, &info, tokens);
             memset(slot + header_bytes, (int)slots, payload_bytes);
             kvt_slot_header_seal(slot, kvt_hash64(slot + header_bytes, payload_bytes, 0));
