@@ -22,8 +22,10 @@ static int data_sync(void *ctx)
 {
     struct helper_world *world = ctx;
 
+    atomic_store(&world->is_in_call, true);
     while (atomic_load(&world->is_sync_held))
         helper_world_pause(1);
+    atomic_store(&world->is_in_call, false);
     atomic_fetch_add(&world->syncs, 1);
     return atomic_load(&world->sync_result);
 }
@@ -31,8 +33,15 @@ static int data_sync(void *ctx)
 static int catalog_write(void *ctx, uint32_t number, const void *data, uint32_t bytes)
 {
     struct helper_world *world = ctx;
+    bool was_held = atomic_load(&world->is_catalog_held);
 
+    atomic_store(&world->is_in_call, true);
+    while (atomic_load(&world->is_catalog_held))
+        helper_world_pause(1);
+    atomic_store(&world->is_in_call, false);
     KVT_ASSERT(number == 7 && bytes == 5 && memcmp(data, "hello", 5) == 0);
+    if (was_held) /* and closed meanwhile */
+        return 0;
     atomic_store(&world->commits_at_catalog, atomic_load(&world->index->counters.commits));
     atomic_fetch_add(&world->catalogs, 1);
     return atomic_load(&world->catalog_result);

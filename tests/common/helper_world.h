@@ -27,7 +27,8 @@ struct helper_world {
     /* Of the callbacks, which run on the index's thread. */
     _Atomic uint64_t syncs, catalogs;
     _Atomic int sync_result, catalog_result;
-    atomic_bool is_sync_held;
+    atomic_bool is_sync_held, is_catalog_held; /* the call does not come back */
+    atomic_bool is_in_call;
     _Atomic uint64_t commits_at_catalog;
 };
 

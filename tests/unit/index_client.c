@@ -1,5 +1,6 @@
 /* An index with its real helper process, whose files and processes are well: what is committed is
  * there again, in time and in order, whatever the engine does. */
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -176,6 +177,65 @@ static void test_catalog(void **state)
     helper_world_holds(world, 201);
 }
 
+/* A call of the owner's that hangs does not hold up close. It comes back when all that was the
+ * owner's is gone, and nothing is left over then. */
+static void close_beside_call(struct helper_world *world, const atomic_bool *is_held)
+{
+    uint64_t before_ns = kvt_clock_mono_ns();
+    pid_t helper;
+
+    while (!atomic_load(&world->is_in_call)) {
+        assert_true(kvt_clock_mono_ns() - before_ns < WAIT_NS);
+        helper_world_pause(1);
+    }
+    helper = helper_world_pid(world);
+    assert_true(atomic_load(is_held));
+    before_ns = kvt_clock_mono_ns();
+    helper_world_close(world);
+    assert_true(kvt_clock_mono_ns() - before_ns >= world->config.close_ns);
+    assert_true(kvt_clock_mono_ns() - before_ns < world->config.close_ns + 3 * KVT_NS_PER_S);
+    assert_int_equal(kill(helper, 0), 0);
+    atomic_store(&world->is_sync_held, false);
+    atomic_store(&world->is_catalog_held, false);
+    before_ns = kvt_clock_mono_ns();
+    while (kill(helper, 0) == 0) {
+        assert_true(kvt_clock_mono_ns() - before_ns < WAIT_NS);
+        helper_world_pause(1);
+    }
+    helper_world_pause(20);
+}
+
+static void test_close_beside_sync(void **state)
+{
+    struct helper_world *world = *state;
+
+    world->config.close_ns = 200 * KVT_NS_PER_MS;
+    helper_world_load(world);
+    helper_world_put_blocks(world, 1, 101);
+    helper_world_sync(world);
+    atomic_store(&world->is_sync_held, true);
+    helper_world_put_blocks(world, 101, 201);
+    close_beside_call(world, &world->is_sync_held);
+    helper_world_load(world);
+    helper_world_holds(world, 101);
+}
+
+static void test_close_beside_catalog(void **state)
+{
+    struct helper_world *world = *state;
+    struct kvt_index_put catalog = {.kind = KVT_INDEX_PUT_CATALOG,
+                                    .catalog_number = 7,
+                                    .catalog_data = "hello",
+                                    .catalog_bytes = 5};
+
+    world->config.close_ns = 200 * KVT_NS_PER_MS;
+    helper_world_load(world);
+    atomic_store(&world->is_catalog_held, true);
+    helper_world_put(world, catalog);
+    close_beside_call(world, &world->is_catalog_held);
+    helper_world_load(world);
+}
+
 static uint32_t fail_at, allocations;
 
 static bool alloc_fault(size_t bytes, void *ctx)
@@ -208,10 +268,15 @@ static void test_open_undoes_itself(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        WORLD_TEST(test_round_trip),         WORLD_TEST(test_commits_in_time),
-        WORLD_TEST(test_ring_full),          WORLD_TEST(test_close_under_load),
-        WORLD_TEST(test_failed_sync),        WORLD_TEST(test_catalog),
+        WORLD_TEST(test_round_trip),
+        WORLD_TEST(test_commits_in_time),
+        WORLD_TEST(test_ring_full),
+        WORLD_TEST(test_close_under_load),
+        WORLD_TEST(test_failed_sync),
+        WORLD_TEST(test_catalog),
         WORLD_TEST(test_open_undoes_itself),
+        WORLD_TEST(test_close_beside_sync),
+        WORLD_TEST(test_close_beside_catalog),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -201,6 +201,32 @@ static void test_helper_that_hangs(void **state)
     assert_true(kvt_clock_mono_ns() - before_ns < 5 * KVT_NS_PER_S);
 }
 
+/* A helper that is alive and does not answer: with a commit that was asked for, or with more than
+ * the socket takes. */
+static void test_helper_that_stalls(void **state)
+{
+    struct helper_world *world = *state;
+
+    world->config.hang_ns = 300 * KVT_NS_PER_MS;
+    for (uint32_t round = 0; round < 2; round++) {
+        uint64_t first = round * 100 + 1, before_ns;
+
+        helper_world_load(world);
+        helper_world_put_blocks(world, first, first + 100);
+        helper_world_sync(world);
+        assert_int_equal(kill(helper_world_pid(world), SIGSTOP), 0);
+        before_ns = kvt_clock_mono_ns();
+        helper_world_put_blocks(world, first + 100, round == 0 ? first + 101 : first + 8000);
+        helper_world_expect(world, KVT_INDEX_EVENT_FAILED);
+        assert_true(kvt_clock_mono_ns() - before_ns >= world->config.hang_ns);
+        assert_int_equal(world->last.error, -ETIMEDOUT);
+        assert_string_equal(world->last.why, "helper did not answer for 0.3 s");
+        helper_world_close(world);
+    }
+    helper_world_load(world);
+    helper_world_holds(world, 201);
+}
+
 /* The first helper dies before it tells a row: a second one makes the index anew. */
 static void test_helper_dies_at_first(void **state)
 {
@@ -372,9 +398,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         WORLD_TEST(test_killed_helper),        WORLD_TEST(test_killed_parent),
         WORLD_TEST(test_killed_while_loading), WORLD_TEST(test_no_helper),
-        WORLD_TEST(test_helper_that_lies),     WORLD_TEST(test_helper_that_hangs),
-        WORLD_TEST(test_helper_dies_at_first), WORLD_TEST(test_damaged_index),
-        WORLD_TEST(test_lost_index),           WORLD_TEST(test_no_process),
+        WORLD_TEST(test_helper_that_lies),     WORLD_TEST(test_helper_that_stalls),
+        WORLD_TEST(test_helper_that_hangs),    WORLD_TEST(test_helper_dies_at_first),
+        WORLD_TEST(test_damaged_index),        WORLD_TEST(test_lost_index),
+        WORLD_TEST(test_no_process),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

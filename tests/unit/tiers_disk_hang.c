@@ -7,6 +7,7 @@
 #include "daemon/base/clock.h"
 #include "tests/common/cmocka.h"
 #include "tests/common/disk_world.h"
+#include "tiers/disk/catalog.h"
 #include "tiers/disk/loop.h"
 
 #define SLOTS 32u
@@ -290,6 +291,38 @@ static void test_close_while_plain_call_hangs(void **state)
         assert_int_equal(((const uint8_t *)&world->xfers[0])[i], 0xa5);
 }
 
+static void *sync_outside(void *disk)
+{
+    return (void *)(intptr_t)kvt_disk_sync(disk);
+}
+
+/* So may a call outside the thread hang that flushes: close leaves what that call will touch, and
+ * nobody writes a record of the catalog beside it. */
+static void test_close_while_sync_hangs(void **state)
+{
+    struct disk_world *world = *state;
+    struct disk_shim *shim = &world->shims[0];
+    struct kvt_disk *disk;
+    uint8_t data[KVT_DISK_STATE_BYTES];
+    pthread_t thread;
+
+    disk_world_open(world);
+    disk = kvt_disk_set_device(world->tier, 0);
+    left_behind = world->tier;
+    kvt_disk_catalog_encode_state(data, &(struct kvt_disk_state){.stamps_end = 1});
+    assert_int_equal(kvt_disk_write_catalog(disk, KVT_DISK_CATALOG_STATE, data, sizeof(data)), 0);
+    atomic_store(&shim->is_stuck, true);
+    assert_int_equal(pthread_create(&thread, NULL, sync_outside, disk), 0);
+    for (int i = 0; i < 5000 && atomic_load(&shim->stuck_calls) == 0; i++)
+        disk_world_sleep(KVT_NS_PER_MS);
+    assert_int_equal(kvt_disk_write_catalog(disk, KVT_DISK_CATALOG_STATE, data, sizeof(data)),
+                     -EBUSY);
+    world->tier = kvt_tier_close(world->tier);
+    disk_world_sleep(20 * KVT_NS_PER_MS);
+    atomic_store(&shim->is_stuck, false);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+}
+
 static int flush_result(struct disk_world *world)
 {
     (void)disk_world_flush(world, 0);
@@ -549,6 +582,7 @@ int main(void)
         WORLD_TEST(test_sync_after_failure_of_flush),
         WORLD_TEST(test_sync_beside_failing_flush),
         WORLD_TEST(test_flush_beside_long_sync),
+        WORLD_TEST(test_close_while_sync_hangs),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

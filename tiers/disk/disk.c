@@ -25,7 +25,8 @@ static void disk_free(struct kvt_disk *disk)
 }
 
 /* The thread gives a device that hangs hang_ns to end what it has, then ends itself, unless it is a
- * plain call that hangs. Then nothing of it can be freed: it stays, and so do file and lock. */
+ * plain call that hangs, its own or one of kvt_disk_sync. Then nothing of it can be freed: it
+ * stays, and so do file and lock. */
 static void disk_close(struct kvt_tier *tier)
 {
     struct kvt_disk *disk = KVT_CONTAINER_OF(tier, struct kvt_disk, worker.tier);
@@ -35,7 +36,8 @@ static void disk_close(struct kvt_tier *tier)
                atomic_load_explicit(&tier->counters.health, memory_order_relaxed) ==
                    KVT_TIER_HEALTH_OUT);
     kvt_worker_ask_stop(&disk->worker);
-    if (kvt_worker_join(&disk->worker, kvt_time_add(until_ns, STOP_SLACK_NS)))
+    if (kvt_worker_join(&disk->worker, kvt_time_add(until_ns, STOP_SLACK_NS)) &&
+        atomic_load_explicit(&disk->other_syncs, memory_order_seq_cst) == 0)
         disk_free(disk);
 }
 
@@ -104,7 +106,10 @@ int kvt_disk_write_catalog(struct kvt_disk *disk, uint32_t number, const void *d
 {
     uint64_t failures = atomic_load_explicit(&disk->own_sync_failures, memory_order_seq_cst);
 
-    atomic_fetch_add_explicit(&disk->other_syncs, 1, memory_order_seq_cst);
+    if (atomic_fetch_add_explicit(&disk->other_syncs, 1, memory_order_seq_cst) > 0) {
+        atomic_fetch_sub_explicit(&disk->other_syncs, 1, memory_order_seq_cst);
+        return kvt_trace(-EBUSY);
+    }
     return sync_ended(disk, kvt_disk_catalog_write(&disk->file, disk->io, number, data, bytes),
                       failures);
 }

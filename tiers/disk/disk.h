@@ -84,7 +84,9 @@ KVT_MUST_USE int kvt_disk_open(struct kvt_tier **ret_tier, const struct kvt_disk
                                struct kvt_disk_report *ret_report);
 
 /* Of a device that is open (kvt_disk_set_device gives it); see catalog.h. All block, any thread,
- * but one at a time for the catalog. Reading it makes the two copies of each record alike first. */
+ * but one at a time for the catalog. Reading it makes the two copies of each record alike first.
+ * Writing it is -EBUSY while another write or sync has not come back: with a device that hangs it
+ * never does, and close leaves the device behind for it. */
 struct kvt_disk;
 struct kvt_disk_catalog;
 KVT_MUST_USE int kvt_disk_read_catalog(struct kvt_disk *disk, struct kvt_disk_catalog *ret_catalog);

@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "daemon/base/alloc.h"
@@ -127,7 +128,7 @@ static bool client_next(struct kvt_index *base, struct kvt_index_event *ret_even
 
 /* ---- open and close ------------------------------------------------------------------------- */
 
-static void client_free(struct kvt_index_client *client)
+void kvt_index_client_free(struct kvt_index_client *client)
 {
     if (client == NULL)
         return;
@@ -142,14 +143,36 @@ static void client_free(struct kvt_index_client *client)
     kvt_free(client);
 }
 
+/* Waits for the thread's end. True: it is still in a call of the owner's after @until_ns, and has
+ * the client from now on. All other waits of the thread are bounded. */
+static bool is_left_behind(struct kvt_index_client *client, uint64_t until_ns)
+{
+    const struct timespec pause = {.tv_nsec = KVT_NS_PER_MS};
+
+    while (!atomic_load_explicit(&client->is_over, memory_order_seq_cst)) {
+        int in_call = KVT_INDEX_IN_CALL;
+
+        if (kvt_clock_mono_ns() >= until_ns &&
+            atomic_compare_exchange_strong(&client->owner, &in_call, KVT_INDEX_LEFT))
+            return true;
+        (void)nanosleep(&pause, NULL);
+    }
+    return false;
+}
+
 static void client_close(struct kvt_index *base)
 {
     struct kvt_index_client *client = client_of(base);
+    pthread_t thread = client->thread;
 
     atomic_store_explicit(&client->is_closing, true, memory_order_seq_cst);
     kvt_doorbell_ring(&client->bell);
-    KVT_ASSERT(pthread_join(client->thread, NULL) == 0);
-    client_free(client);
+    if (is_left_behind(client, kvt_time_add(kvt_clock_mono_ns(), client->config.close_ns))) {
+        KVT_ASSERT(pthread_detach(thread) == 0);
+        return;
+    }
+    KVT_ASSERT(pthread_join(thread, NULL) == 0);
+    kvt_index_client_free(client);
 }
 
 static const struct kvt_index_ops client_ops = {
@@ -163,13 +186,17 @@ static int client_fill(struct kvt_index_client *client, const struct kvt_index_c
     client->base.ops = &client_ops;
     client->bell = KVT_DOORBELL_NULL;
     client->process = KVT_PROCESS_NULL;
-    client->batch_due_ns = client->close_by_ns = KVT_TIME_NEVER_NS;
+    client->batch_due_ns = client->close_by_ns = client->answer_by_ns = KVT_TIME_NEVER_NS;
     client->config = *config;
     client->config.path = kvt_alloc_text(config->path);
     client->config.helper_path = kvt_alloc_text(config->helper_path);
     client->config.data_path = kvt_alloc_text(data_path);
     if (client->config.commit_ns == 0)
         client->config.commit_ns = KVT_INDEX_COMMIT_NS;
+    if (client->config.close_ns == 0)
+        client->config.close_ns = KVT_INDEX_CLOSE_NS;
+    if (client->config.hang_ns == 0)
+        client->config.hang_ns = KVT_INDEX_HANG_NS;
     client->in = kvt_alloc_aligned(8, KVT_INDEX_SOCKET_BYTES);
     client->out = kvt_alloc_aligned(8, KVT_INDEX_SOCKET_BYTES);
     if (client->config.path == NULL || client->config.helper_path == NULL ||
@@ -211,7 +238,7 @@ int kvt_index_open(struct kvt_index **ret_index, const struct kvt_index_config *
     if (r == 0)
         r = client_start(client);
     if (r < 0) {
-        client_free(client);
+        kvt_index_client_free(client);
         return r;
     }
     *ret_index = &client->base;

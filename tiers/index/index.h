@@ -149,7 +149,9 @@ static inline uint64_t kvt_index_room_bytes(const struct kvt_index *index)
 }
 uint64_t kvt_index_put_bytes(const struct kvt_index_put *put);
 
-/* Commits what was put, ends the helper and the thread. NULL-proof; returns NULL. */
+/* Commits what was put, ends the helper and the thread. A data_sync or catalog_write that hangs is
+ * not waited for: it may come back later, and ctx with what it leads to must outlive that. NULL-
+ * proof; returns NULL. */
 static inline struct kvt_index *kvt_index_close(struct kvt_index *index)
 {
     if (index != NULL)
@@ -184,6 +186,8 @@ struct kvt_index_config {
     int (*catalog_write)(void *ctx, uint32_t number, const void *data, uint32_t bytes);
     void *ctx;
     uint64_t commit_ns; /* longest wait for company; 0: 100 ms */
+    uint64_t close_ns;  /* longest wait of close for the last commit; 0: 10 s */
+    uint64_t hang_ns;   /* a helper that does not answer a commit for so long is lost; 0: 120 s */
     struct kvt_doorbell *doorbell;
 };
 

@@ -1,6 +1,7 @@
 /* The index's thread. It blocks in four ways only: asleep on its doorbell and the socket, in the
  * owner's data_sync and catalog_write, and while it reaps a helper that ends. Whatever it waits
- * for, close is noticed; from then on the last commit has KVT_INDEX_CLOSE_NS.
+ * for, close is noticed; from then on the last commit has close_ns. A helper that takes nothing, or
+ * does not answer a COMMIT, for hang_ns is killed: a load may take as long as it likes.
  *
  * Functions that go on return 0. Positive results end what is under way: the helper is gone or says
  * that its index is bad (a load begins again, once, with a rebuild), or it is over: closed or lost.
@@ -99,15 +100,25 @@ static void sleep_on(struct kvt_index_client *client, short socket_events, uint6
     kvt_doorbell_disarm(&client->bell);
 }
 
-/* Waits for the socket. 0, or PUMP_E_OVER: closing took too long. */
+static int no_answer(struct kvt_index_client *client);
+
+/* Waits for the socket. 0, PUMP_E_OVER: closing took too long; or PUMP_E_GONE: so did the helper.
+ */
 static int wait_socket(struct kvt_index_client *client, short events)
 {
     if (is_close_new(client))
-        client->close_by_ns = kvt_time_add(kvt_clock_mono_ns(), KVT_INDEX_CLOSE_NS);
+        client->close_by_ns = kvt_time_add(kvt_clock_mono_ns(), client->config.close_ns);
     if (kvt_clock_mono_ns() >= client->close_by_ns)
         return PUMP_E_OVER;
-    sleep_on(client, events, client->close_by_ns, is_close_new);
+    if (kvt_clock_mono_ns() >= client->answer_by_ns)
+        return no_answer(client);
+    sleep_on(client, events, KVT_MIN(client->close_by_ns, client->answer_by_ns), is_close_new);
     return 0;
+}
+
+static void expect_answer(struct kvt_index_client *client)
+{
+    client->answer_by_ns = kvt_time_add(kvt_clock_mono_ns(), client->config.hang_ns);
 }
 
 /* ---- events for the engine ------------------------------------------------------------------ */
@@ -172,6 +183,16 @@ static int gone(struct kvt_index_client *client)
 
     end_helper(client, KVT_INDEX_GRACE_NS, text);
     why_set(client, "helper %s", text);
+    return PUMP_E_GONE;
+}
+
+static int no_answer(struct kvt_index_client *client)
+{
+    char text[KVT_PROCESS_TEXT_BYTES];
+
+    end_helper(client, 0, text);
+    client->error = -ETIMEDOUT;
+    why_set(client, "helper did not answer for %.1f s", (double)client->config.hang_ns / 1e9);
     return PUMP_E_GONE;
 }
 
@@ -263,16 +284,19 @@ static int flush_out(struct kvt_index_client *client)
     uint64_t at = 0;
     int r = 0;
 
+    expect_answer(client);
     while (r == 0 && at < client->out_end) {
         ssize_t sent = send(client->process.fd, client->out + at, client->out_end - at,
                             MSG_DONTWAIT | MSG_NOSIGNAL);
 
-        if (sent >= 0)
+        if (sent >= 0) {
             at += (uint64_t)sent;
-        else if (errno == EAGAIN || errno == EWOULDBLOCK)
+            expect_answer(client);
+        } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
             r = wait_socket(client, POLLOUT);
-        else if (errno != EINTR)
+        } else if (errno != EINTR) {
             r = read_last_words(client);
+        }
     }
     client->out_end = 0;
     return r;
@@ -297,6 +321,26 @@ static int say(struct kvt_index_client *client, const struct kvt_wire_message *m
     return flush_out(client);
 }
 
+/* ---- the owner's calls ---------------------------------------------------------------------- */
+
+static void call_begin(struct kvt_index_client *client)
+{
+    atomic_store(&client->owner, KVT_INDEX_IN_CALL);
+}
+
+/* Close may have given up on the call: then all that is left of the index ends here. */
+static void call_end(struct kvt_index_client *client)
+{
+    char text[KVT_PROCESS_TEXT_BYTES];
+    int in_call = KVT_INDEX_IN_CALL;
+
+    if (atomic_compare_exchange_strong(&client->owner, &in_call, KVT_INDEX_RUNNING))
+        return;
+    end_helper(client, 0, text);
+    kvt_index_client_free(client);
+    pthread_exit(NULL);
+}
+
 /* ---- batches -------------------------------------------------------------------------------- */
 
 static int sync_data(struct kvt_index_client *client)
@@ -305,7 +349,9 @@ static int sync_data(struct kvt_index_client *client)
 
     if (client->is_data_synced)
         return 0;
+    call_begin(client);
     r = client->config.data_sync(client->config.ctx);
+    call_end(client);
     if (r < 0) {
         why_set(client, "data cannot be synchronised: %s", strerror(-r));
         return lose(client, r);
@@ -319,10 +365,13 @@ static int wait_committed(struct kvt_index_client *client)
 {
     int r;
 
+    expect_answer(client);
     while ((r = receive(client)) == PUMP_E_NONE) {
         r = wait_socket(client, POLLIN);
-        if (r != 0)
+        if (r == PUMP_E_OVER)
             return r;
+        if (r != 0)
+            break;
     }
     if (r != 0)
         return lose(client, client->error);
@@ -379,8 +428,10 @@ static int write_catalog(struct kvt_index_client *client, uint32_t bytes, uint64
         return r;
     kvt_byte_ring_peek(&client->puts, client->work_frame, bytes);
     KVT_ASSERT(kvt_wire_parse(client->work_frame, &client->message) == 0);
+    call_begin(client);
     r = client->config.catalog_write(client->config.ctx, put->catalog_number, put->catalog_data,
                                      put->catalog_bytes);
+    call_end(client);
     if (r < 0)
         client->refused_catalogs++;
     client->is_data_synced = false;
@@ -613,5 +664,6 @@ void *kvt_index_pump(void *ctx)
     end_helper(client, was_loaded ? KVT_INDEX_GRACE_NS : 0, text);
     while (!is_closing(client))
         sleep_on(client, 0, KVT_TIME_NEVER_NS, is_closing);
+    atomic_store_explicit(&client->is_over, true, memory_order_seq_cst);
     return NULL;
 }
