@@ -45,7 +45,11 @@ struct kvt_disk_set_report {
 /* The set that what lies at @path belongs to; false: to none, or it cannot be read. */
 bool kvt_disk_store_id_find(const char *path, uint8_t ret_id[16]);
 
-/* Devices whose configuration names no store_id are of the set of the first of them that belongs to
+/* A device that cannot be opened here stays a zone of 0 bytes until the set is closed, whatever
+ * becomes of it: how large it would be is not known, and offsets of the zones behind it would move.
+ * (One that was open and fails is tried again by itself: disk.h.)
+ *
+ * Devices whose configuration names no store_id are of the set of the first of them that belongs to
  * one; if none does, of a new set. A device of another set is not opened.
  *
  * A device that cannot be opened does not stop the others: the report says why, and the caller
