@@ -576,6 +576,11 @@ static void test_not_ours(void **state)
     db = db_open(KVT_INDEX_DB_E_FRESH);
     db = kvt_index_db_close(db);
     assert_int_equal(size_of(other), -1);
+    fd = open(other, O_CREAT | O_RDWR | O_CLOEXEC, 0600); /* beside one that is whole */
+    CHECK(fd >= 0 && close(fd) == 0);
+    db = db_open(0);
+    db = kvt_index_db_close(db);
+    assert_int_equal(size_of(other), -1);
     assert_int_equal(unlink(path), 0);
 }
 

@@ -5,6 +5,7 @@
 #include <spawn.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -323,6 +324,44 @@ static void data_make(struct helper_world *world, const char *path, uint64_t end
     assert_int_equal(close(fd), 0);
 }
 
+/* What happened in the folder since it was watched: the place of the first such event; -1: none. */
+static int event_find(const char *events, ssize_t bytes, uint32_t mask, const char *name)
+{
+    int number = 0;
+
+    for (const char *at = events; at < events + bytes; number++) {
+        struct inotify_event event;
+
+        memcpy(&event, at, sizeof(event));
+        at += sizeof(event);
+        if ((event.mask & mask) != 0 && event.len > 0 && strcmp(at, name) == 0)
+            return number;
+        at += event.len;
+    }
+    return -1;
+}
+
+/* An empty index never lies there without the mark that it is not all: whenever a start is cut
+ * short, the next one looks for slots again. */
+static void test_marked_before_made(void **state)
+{
+    struct helper_world *world = *state;
+    int fd = inotify_init1(IN_CLOEXEC), begin, made, end;
+    char events[8192];
+    ssize_t bytes;
+
+    assert_true(fd >= 0);
+    assert_true(inotify_add_watch(fd, world->dir, IN_CREATE | IN_MOVED_TO | IN_DELETE) >= 0);
+    helper_world_load(world);
+    bytes = read(fd, events, sizeof(events));
+    assert_true(bytes > 0);
+    begin = event_find(events, bytes, IN_CREATE, "l3.index.rebuild");
+    made = event_find(events, bytes, IN_CREATE | IN_MOVED_TO, "l3.index");
+    end = event_find(events, bytes, IN_DELETE, "l3.index.rebuild");
+    assert_true(begin >= 0 && begin < made && made < end);
+    assert_int_equal(close(fd), 0);
+}
+
 /* An index that is not there is made from the slots; so is one that was not finished. */
 static void test_lost_index(void **state)
 {
@@ -399,9 +438,9 @@ int main(void)
         WORLD_TEST(test_killed_helper),        WORLD_TEST(test_killed_parent),
         WORLD_TEST(test_killed_while_loading), WORLD_TEST(test_no_helper),
         WORLD_TEST(test_helper_that_lies),     WORLD_TEST(test_helper_that_stalls),
-        WORLD_TEST(test_helper_that_hangs),    WORLD_TEST(test_helper_dies_at_first),
-        WORLD_TEST(test_damaged_index),        WORLD_TEST(test_lost_index),
-        WORLD_TEST(test_no_process),
+        WORLD_TEST(test_marked_before_made),   WORLD_TEST(test_helper_that_hangs),
+        WORLD_TEST(test_helper_dies_at_first), WORLD_TEST(test_damaged_index),
+        WORLD_TEST(test_lost_index),           WORLD_TEST(test_no_process),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

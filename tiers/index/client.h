@@ -31,8 +31,7 @@
 #define KVT_INDEX_SOCKET_BYTES (256u << 10)
 #define KVT_INDEX_COMMIT_NS (100 * KVT_NS_PER_MS)
 #define KVT_INDEX_CLOSE_NS (10 * KVT_NS_PER_S) /* longest wait for the last commit */
-#define KVT_INDEX_HANG_NS (120 * KVT_NS_PER_S) /* longest wait for a helper's answer to a commit   \
-                                                */
+#define KVT_INDEX_HANG_NS (120 * KVT_NS_PER_S) /* longest wait for a helper's answer */
 #define KVT_INDEX_GRACE_NS (2 * KVT_NS_PER_S)  /* for a helper to end when its socket did */
 
 static_assert(KVT_INDEX_EVENT_RING_BYTES / 2 > KVT_WIRE_BYTES_MAX, "half is room for a frame");

@@ -406,6 +406,17 @@ static int file_check(struct kvt_index_db *db, const struct kvt_index_db_config 
     return r > 0 ? kvt_trace(-ENOENT) : r;
 }
 
+/* A new file whose making ended with its process, beside one that is whole: bytes that nobody
+ * counts. */
+static int remains_remove(const char *path)
+{
+    kvt_autofree char *made = path_new(path);
+
+    if (made == NULL)
+        return kvt_trace(-ENOMEM);
+    return unlink(made) < 0 && errno != ENOENT ? kvt_trace(-errno) : 0;
+}
+
 int db_file_open(struct kvt_index_db *db, const struct kvt_index_db_config *config, char *why)
 {
     bool is_fresh = false;
@@ -420,6 +431,8 @@ int db_file_open(struct kvt_index_db *db, const struct kvt_index_db_config *conf
         if (r > 0)
             r = kvt_trace(-ENOENT); /* somebody took it away again */
     }
+    if (r == 0)
+        r = remains_remove(config->path);
     if (r == 0)
         r = file_check(db, config, &stat, why);
     if (r != 0)

@@ -200,16 +200,18 @@ static int rebuild(struct helper *helper, char why[KVT_INDEX_DB_WHY_BYTES])
     return kvt_index_rebuild(&helper->db, &config, &helper->rebuilt, why);
 }
 
-/* Opens the index. One that is not there, or whose last rebuild was cut short, is made anew. */
+/* Opens the index. One that is not there, or whose last rebuild was cut short, is made anew. An
+ * empty one may not be there before the mark of the rebuild is: a start after a crash in between
+ * would take it for one that knows of nothing. */
 static int open_db(struct helper *helper, bool *ret_is_rebuilt)
 {
     const char *path = helper->config.path;
     char why[KVT_INDEX_DB_WHY_BYTES] = "";
     bool is_rebuild = helper->message.hello.is_rebuild_wanted || kvt_index_rebuild_is_due(path);
-    bool is_missing = false;
+    bool is_missing = access(path, F_OK) != 0 && errno == ENOENT;
     int r = 0;
 
-    if (!is_rebuild)
+    if (!is_rebuild && !is_missing)
         r = kvt_index_db_open(&helper->db, &helper->config, why);
     if (r == KVT_INDEX_DB_E_FRESH) {
         helper->db = kvt_index_db_close(helper->db);
