@@ -362,6 +362,22 @@ static void test_marked_before_made(void **state)
     assert_int_equal(close(fd), 0);
 }
 
+/* When memory runs out, it is the helper that goes. */
+static void test_goes_first(void **state)
+{
+    struct helper_world *world = *state;
+    char path[64], text[16] = "";
+    FILE *file;
+
+    helper_world_load(world);
+    (void)snprintf(path, sizeof(path), "/proc/%d/oom_score_adj", (int)helper_world_pid(world));
+    file = fopen(path, "re");
+    assert_non_null(file);
+    assert_non_null(fgets(text, sizeof(text), file));
+    assert_int_equal(fclose(file), 0);
+    assert_string_equal(text, "1000\n");
+}
+
 /* An index that is not there is made from the slots; so is one that was not finished. */
 static void test_lost_index(void **state)
 {
@@ -438,9 +454,10 @@ int main(void)
         WORLD_TEST(test_killed_helper),        WORLD_TEST(test_killed_parent),
         WORLD_TEST(test_killed_while_loading), WORLD_TEST(test_no_helper),
         WORLD_TEST(test_helper_that_lies),     WORLD_TEST(test_helper_that_stalls),
-        WORLD_TEST(test_marked_before_made),   WORLD_TEST(test_helper_that_hangs),
-        WORLD_TEST(test_helper_dies_at_first), WORLD_TEST(test_damaged_index),
-        WORLD_TEST(test_lost_index),           WORLD_TEST(test_no_process),
+        WORLD_TEST(test_marked_before_made),   WORLD_TEST(test_goes_first),
+        WORLD_TEST(test_helper_that_hangs),    WORLD_TEST(test_helper_dies_at_first),
+        WORLD_TEST(test_damaged_index),        WORLD_TEST(test_lost_index),
+        WORLD_TEST(test_no_process),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

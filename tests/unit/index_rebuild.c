@@ -602,13 +602,21 @@ static void test_cut_short(void **state)
     device_free(device);
 }
 
+static void test_memory(void **state)
+{
+    (void)state;
+    assert_int_equal(kvt_index_rebuild_memory_bytes(16 * KVT_MIB, 64 * KVT_GIB), 64 * KVT_MIB);
+    assert_int_equal(kvt_index_rebuild_memory_bytes(KVT_GIB, 64 * KVT_GIB), KVT_GIB);
+    assert_int_equal(kvt_index_rebuild_memory_bytes(128 * KVT_GIB, 64 * KVT_GIB), 16 * KVT_GIB);
+    assert_int_equal(kvt_index_rebuild_memory_bytes(KVT_GIB, 128 * KVT_MIB), 64 * KVT_MIB);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_oracle),
-        cmocka_unit_test(test_reuse),
-        cmocka_unit_test(test_no_room),
-        cmocka_unit_test(test_cut_short),
+        cmocka_unit_test(test_oracle),  cmocka_unit_test(test_reuse),
+        cmocka_unit_test(test_no_room), cmocka_unit_test(test_cut_short),
+        cmocka_unit_test(test_memory),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -452,7 +452,7 @@ static int mark_sync(const char *mark)
 /* Durable before anything of the index is lost. */
 static int mark_make(const char *mark)
 {
-    kvt_autoclose int fd = open(mark, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    kvt_autoclose int fd = open(mark, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
 
     if (fd < 0 || fsync(fd) != 0)
         return kvt_trace(-errno);
@@ -467,6 +467,11 @@ static int mark_remove(const char *mark)
     return mark_sync(mark);
 }
 
+uint64_t kvt_index_rebuild_memory_bytes(uint64_t index_bytes, uint64_t ram_bytes)
+{
+    return KVT_MAX(KVT_MIN(index_bytes, ram_bytes / 4), (uint64_t)MEMORY_BYTES_MIN);
+}
+
 /* ---- all of it ------------------------------------------------------------------------------ */
 
 static int memory_init(struct rebuild *rebuild)
@@ -475,10 +480,12 @@ static int memory_init(struct rebuild *rebuild)
     struct kvt_slab_config slab = {.capacity_bytes = config->scan->data_bytes,
                                    .unit_bytes = rebuild->unit_bytes,
                                    .align_bytes = KVT_DIO_ALIGN_BYTES};
+    uint64_t ram_bytes;
 
+    ram_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     rebuild->memory_bytes = config->memory_bytes != 0
                                 ? config->memory_bytes
-                                : KVT_MAX(config->db->bytes, (uint64_t)MEMORY_BYTES_MIN);
+                                : kvt_index_rebuild_memory_bytes(config->db->bytes, ram_bytes);
     rebuild->buckets_count = 1;
     while (rebuild->buckets_count < rebuild->memory_bytes / BYTES_PER_BUCKET)
         rebuild->buckets_count *= 2;

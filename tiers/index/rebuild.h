@@ -23,7 +23,7 @@
 struct kvt_index_rebuild_config {
     const struct kvt_index_db_config *db;
     const struct kvt_scan_config *scan; /* its namespaces are those of the database's */
-    uint64_t memory_bytes;              /* 0: as many as the map has, and at least 64 MiB */
+    uint64_t memory_bytes;              /* 0: as below */
     /* Of the scan; or NULL. Not 0: the rebuild ends, and that is what it returns. */
     int (*progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes);
     void *ctx;
@@ -42,6 +42,10 @@ struct kvt_index_rebuild_report {
 
 /* True: a rebuild of the index at @path was begun and did not end. */
 bool kvt_index_rebuild_is_due(const char *path);
+
+/* As many as the map has, but of the machine's at most a quarter: what the system would never give
+ * is refused at once, and with it the rebuild. At least 64 MiB. */
+uint64_t kvt_index_rebuild_memory_bytes(uint64_t index_bytes, uint64_t ram_bytes);
 
 /* 0: *ret_db is open, filled, committed, and not walked. -errno, or what progress() returned:
  * nothing is open; the index is marked, or as it was. Without a namespace, or with no data, there
