@@ -1,9 +1,9 @@
 /* Demote: bytes away from the engine. From its blocks: one FILL job a move into a claimed cell, by
  * ticket, or by prefix with a ticket of the request's own. Between tiers: one LOWER job a block.
- * With wants_durable the request goes on after its fills: LOWER to L3 of everything that is
- * complete, then FLUSH; is_durable is true only when all of it was done.
+ * With wants_durable the request goes on after its moves: LOWER to L3 of everything that is
+ * complete and not there, then FLUSH; is_durable is true only when all of it was done.
  *
- *   MOVE (fills) ──> LOWER (to L3) ──> FLUSH ──> answer
+ *   MOVE (fills, or between tiers) ──> LOWER (to L3) ──> FLUSH ──> answer
  *
  * A move that is filled already is DONE again (a repeat is harmless), one being filled is PENDING.
  * For replicated components any rank may fill; the others are told PRESENT. */
@@ -108,7 +108,7 @@ static enum eng_start start_between(struct kvt_engine *engine, struct eng_run *r
     return start_lower(engine, run, moves, move, run->tier, true);
 }
 
-/* The durable part of a fill: only a complete cell can go down. */
+/* The durable part: only a complete cell can go down. */
 static enum eng_start start_durable(struct kvt_engine *engine, struct eng_run *run,
                                     struct eng_moves *moves, uint32_t move)
 {
@@ -416,7 +416,7 @@ void eng_op_demote(struct kvt_engine *engine, struct kvt_op *op)
     if (run == NULL)
         return;
     run->op_id = req->op_id;
-    run->wants_durable = req->wants_durable && !req->is_between_tiers;
+    run->wants_durable = req->wants_durable;
     if (req->is_between_tiers)
         is_ok = between(engine, op, run, lease);
     else if (is_by_ticket)

@@ -375,7 +375,7 @@ static bool step(struct kvt_engine *engine, struct eng_run *run, uint32_t *inout
             answer_late(engine, run);
         return !is_issued && run->jobs_count < KVT_ENGINE_RUN_JOBS_MAX;
     }
-    if (!run->is_ending && run->kind == ENG_RUN_FILL && eng_demote_phase(engine, run))
+    if (!run->is_ending && eng_demote_phase(engine, run))
         return true;
     answer(engine, run);
     run_free(engine, run);

@@ -154,6 +154,35 @@ static void test_crash_keeps_what_is_durable(void)
     end(&f);
 }
 
+/* Between tiers too: whether it is the Demote that brings it to L3, or finds it there. */
+static bool lower(struct fixture *f, uint64_t tag, uint32_t blocks)
+{
+    world_demote(&f->call, &f->client, KVT_HANDLE_NONE, 0, blocks, 0);
+    f->call.op.req.demote.prefix = world_prefix(&f->call, tag, blocks);
+    f->call.op.req.demote.is_between_tiers = true;
+    f->call.op.req.demote.from_tiers = KVT_TIER_BIT_L1 | KVT_TIER_BIT_L2;
+    f->call.op.req.demote.to_tier = KVT_TIER_BIT_L3;
+    f->call.op.req.demote.wants_durable = true;
+    call_run(&f->call);
+    CHECK_CODE(&f->call.op, KVT_CODE_OK);
+    return f->call.op.ans.demote.is_durable;
+}
+
+static void test_durable_between_tiers(void)
+{
+    struct fixture f;
+
+    begin(&f, &plain);
+    CHECK(!store(&f, 0x111, BLOCKS, false));
+    CHECK(lower(&f, 0x111, BLOCKS));
+    CHECK(lower(&f, 0x111, BLOCKS));
+    restart(&f, false);
+    CHECK(fetch(&f, 0x111, BLOCKS) == BLOCKS);
+    CHECK(lower(&f, 0x111, BLOCKS));
+    CHECK(!lower(&f, 0x999, BLOCKS)); /* of what is nowhere nothing is durable */
+    end(&f);
+}
+
 static void test_not_durable_before_the_commit(void)
 {
     struct kvt_handle ticket;
@@ -580,3 +609,4 @@ int main(void)
     test_hostile_rows();
     return 0;
 }
+    test_durable_between_tiers();
