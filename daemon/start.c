@@ -247,6 +247,8 @@ static struct kvt_store_config store_config(const struct kvt_daemon *daemon)
         store.slab_unit_bytes[i] =
             i == KVT_TIER_DISK ? KVT_HUGE_PAGE_BYTES : (uint32_t)config->l2.slab_unit_bytes;
     }
+    /* What lies on L3 outlives the configuration, and a scan reckons with this one. */
+    store.slab_unit_bytes[KVT_TIER_DISK] = KVT_SLAB_UNIT_L3_BYTES;
     return store;
 }
 

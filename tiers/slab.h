@@ -27,6 +27,10 @@ struct kvt_slot {
 };
 #define KVT_SLOT_NONE ((struct kvt_slot){0, 0})
 
+/* The unit of L3, always: where a slab begins that a slot lies in is not on disk, a scan reckons
+ * with this (docs/formats.md). */
+#define KVT_SLAB_UNIT_L3_BYTES (2u << 20)
+
 enum {
     KVT_SLAB_E_FULL = 1,    /* no free slot of this class and no free run of units: evict */
     KVT_SLAB_E_TOO_BIG = 2, /* a slot of this size can never fit the tier's capacity */

@@ -20,7 +20,6 @@
 #define MEMORY_BYTES_MIN (64u << 20)
 #define BYTES_PER_BUCKET 256u /* of memory: about one row */
 #define NONE UINT64_MAX
-#define UNIT_BYTES (2u << 20)
 #define PATH_BYTES 4096u
 #define ROOT_KEY_OF_DIGEST 0xd1 /* then the digest: the key itself is in no slot */
 
@@ -533,7 +532,8 @@ int kvt_index_rebuild(struct kvt_index_db **ret_db, const struct kvt_index_rebui
         .config = config,
         .report = ret_report,
         .namespaces = config->db->namespaces,
-        .unit_bytes = config->scan->unit_bytes != 0 ? config->scan->unit_bytes : UNIT_BYTES,
+        .unit_bytes =
+            config->scan->unit_bytes != 0 ? config->scan->unit_bytes : KVT_SLAB_UNIT_L3_BYTES,
     };
     char mark[PATH_BYTES];
     int r = mark_path(mark, config->db->path);

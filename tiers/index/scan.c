@@ -18,11 +18,11 @@
 #include "daemon/base/alloc.h"
 #include "daemon/base/bytes.h"
 #include "daemon/base/hash.h"
+#include "tiers/slab.h"
 
 #define PLACE_BYTES ((uint64_t)KVT_DIO_ALIGN_BYTES) /* a slot may begin at a multiple of it */
 #define READ_BYTES (4u << 20)
 #define READ_BYTES_MIN (64u << 10)
-#define UNIT_BYTES (2u << 20)
 #define PIECES 3u /* one is looked at, one is read, one is ready */
 #define HEADER_BYTES_MAX 33280u
 #define LEAD_BYTES (9u * KVT_DIO_ALIGN_BYTES)
@@ -257,7 +257,8 @@ static void candidate_begin(struct scan *scan, uint64_t offset, const uint8_t *h
 static int candidate_end(struct scan *scan)
 {
     struct candidate *candidate = &scan->candidate;
-    uint64_t unit_bytes = scan->config->unit_bytes != 0 ? scan->config->unit_bytes : UNIT_BYTES;
+    uint64_t unit_bytes =
+        scan->config->unit_bytes != 0 ? scan->config->unit_bytes : KVT_SLAB_UNIT_L3_BYTES;
     struct kvt_scan_slot slot = {
         .ns = candidate->ns,
         .info = &candidate->info,
