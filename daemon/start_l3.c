@@ -13,8 +13,6 @@
 
 /* Transfers that a device takes before it says "full". */
 #define DISK_INFLIGHT_MAX 512u
-/* Numbers for blocks and contents that one start may give without asking the disk again. */
-#define STAMPS_RESERVE (1ull << 28)
 
 /* ---- devices -------------------------------------------------------------------------------- */
 
@@ -179,8 +177,9 @@ static void reserve_stamps(struct kvt_daemon *daemon)
 {
     struct kvt_daemon_l3 *l3 = &daemon->l3;
 
-    l3->stamp_first = KVT_MAX(l3->stamp_first, (uint64_t)1);
-    l3->stamp_end = KVT_MIN(l3->stamp_first + STAMPS_RESERVE, KVT_DISK_STAMPS_MAX - 1);
+    l3->stamp_first =
+        KVT_MAX(l3->stamp_first, KVT_MAX(kvt_disk_stamps_at(kvt_clock_real_ns()), 1u));
+    l3->stamp_end = KVT_MIN(l3->stamp_first + KVT_DISK_STAMPS_RESERVE, KVT_DISK_STAMPS_MAX - 1);
     for (uint32_t i = 0; i < l3->devices_count; i++) {
         struct l3_context *context = &l3->contexts[i];
         uint8_t data[KVT_DISK_STATE_BYTES];
@@ -243,15 +242,18 @@ int kvt_start_l3(void *ctx)
     return 0;
 }
 
-/* The bytes that were written in a device's life are carried on. */
-static void write_life(struct kvt_daemon_l3 *l3, uint32_t idx)
+/* The bytes that were written in a device's life are carried on. The engine may have reserved more
+ * numbers since the start: their end is read again, and what cannot be read is left as it is. */
+static void write_life(struct kvt_daemon_l3 *l3, uint32_t idx, struct kvt_disk_catalog *now)
 {
     struct kvt_disk *device = l3->contexts[idx].device;
     struct kvt_disk_state state = l3->states[idx];
     uint8_t data[KVT_DISK_STATE_BYTES];
 
-    if (device == NULL || l3->stamp_end == 0)
+    if (device == NULL || l3->stamp_end == 0 || now == NULL ||
+        kvt_disk_read_catalog(device, now) < 0 || !now->has_state)
         return;
+    state.stamps_end = KVT_MAX(state.stamps_end, now->state.stamps_end);
     state.written_bytes +=
         atomic_load_explicit(&l3->contexts[idx].counters->written_bytes, memory_order_relaxed);
     kvt_disk_catalog_encode_state(data, &state);
@@ -263,9 +265,10 @@ static void write_life(struct kvt_daemon_l3 *l3, uint32_t idx)
 void kvt_undo_l3(void *ctx)
 {
     struct kvt_daemon *daemon = ctx;
+    kvt_autofree struct kvt_disk_catalog *now = kvt_alloc_zeroed(1, sizeof(*now));
 
     for (uint32_t i = 0; i < daemon->l3.devices_count; i++)
-        write_life(&daemon->l3, i);
+        write_life(&daemon->l3, i, now);
     daemon->tiers[KVT_TIER_DISK] = kvt_tier_close(daemon->tiers[KVT_TIER_DISK]);
     kvt_free(daemon->l3.namespaces);
     daemon->l3 = (struct kvt_daemon_l3){.devices_count = 0};

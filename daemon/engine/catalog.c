@@ -9,7 +9,6 @@
 #include "daemon/base/alloc.h"
 #include "daemon/engine/internal.h"
 
-#define STAMPS_RESERVE (1ull << 28)
 #define TAGS_MAX 1024u
 #define RETRY_NS (5 * KVT_NS_PER_MS)
 
@@ -170,9 +169,13 @@ static void reserve_stamps(struct kvt_engine *engine)
     if (engine->stamp_end == 0)
         return;
     if (engine->stamp_end_wanted == engine->stamp_end) {
-        if (engine->stamp_end - kvt_store_stamp_next(engine->store) > STAMPS_RESERVE / 2)
+        /* An index that is newer than every catalog has numbers above all that are reserved. */
+        uint64_t next = kvt_store_stamp_next(engine->store);
+
+        if (next < engine->stamp_end && engine->stamp_end - next > KVT_DISK_STAMPS_RESERVE / 2)
             return;
-        engine->stamp_end_wanted = KVT_MIN(engine->stamp_end + STAMPS_RESERVE, KVT_DISK_STAMPS_MAX);
+        engine->stamp_end_wanted = KVT_MIN(
+            KVT_MAX(engine->stamp_end, next) + KVT_DISK_STAMPS_RESERVE, KVT_DISK_STAMPS_MAX);
         for (uint32_t i = 0; i < kvt_store_zones(engine->store); i++)
             if (kvt_store_zone_is_kept(engine->store, i))
                 engine->stamps_todo |= 1u << i;

@@ -188,7 +188,11 @@ static struct eng_ns *make(struct kvt_engine *engine, struct kvt_op *op,
                     "%u namespaces are open, the most there can be", idx);
         return NULL;
     }
-    r = eng_ns_make(engine, idx, engine->ns[idx].epoch + 1, &op->req.open_namespace, fingerprint);
+    /* Above every epoch that it may have had under another number, or whose record is lost: what
+     * lies on L3 from then was forgotten. Stamps rise over starts, and faster than epochs. */
+    r = eng_ns_make(engine, idx,
+                    KVT_MAX(engine->ns[idx].epoch + 1, engine->config.store.stamp_first),
+                    &op->req.open_namespace, fingerprint);
     if (r == 0) {
         eng_catalog_want(engine, &engine->ns[idx]);
         return &engine->ns[idx];

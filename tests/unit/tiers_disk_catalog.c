@@ -381,6 +381,20 @@ static void test_other_uuid(void **state)
     assert_int_equal(world->catalog.records_lost, 1);
 }
 
+/* They rise with the clock, have room for what a start reserves, and end well before the numbers.
+ */
+static void test_stamps_at(void **state)
+{
+    const uint64_t begin_s = 1704067200, day_s = 86400, s = KVT_NS_PER_S;
+
+    (void)state;
+    assert_int_equal(kvt_disk_stamps_at(0), 0);
+    assert_int_equal(kvt_disk_stamps_at(begin_s * s), 0);
+    assert_int_equal(kvt_disk_stamps_at((begin_s + 1) * s), KVT_DISK_STAMPS_SECOND);
+    assert_true(kvt_disk_stamps_at((begin_s + day_s) * s) > 2 * KVT_DISK_STAMPS_RESERVE);
+    assert_int_equal(kvt_disk_stamps_at(UINT64_MAX), KVT_DISK_STAMPS_MAX / 2);
+}
+
 #define WORLD_TEST(name) cmocka_unit_test_setup_teardown(name, world_make, world_free)
 
 int main(void)
@@ -390,6 +404,7 @@ int main(void)
         cmocka_unit_test(test_flips_decode), WORLD_TEST(test_written_and_read),
         WORLD_TEST(test_one_copy_is_enough), WORLD_TEST(test_healed),
         WORLD_TEST(test_each_call_fails),    WORLD_TEST(test_other_uuid),
+        cmocka_unit_test(test_stamps_at),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

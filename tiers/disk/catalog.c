@@ -3,10 +3,12 @@
 #include <string.h>
 
 #include "daemon/base/bytes.h"
+#include "daemon/base/clock.h"
 #include "daemon/base/hash.h"
 
 #define RECORD_MAGIC 0x3143455254564bull /* "KVTREC1" and a zero, read as little-endian */
 #define RECORD_VERSION 1u
+#define STAMPS_BEGIN_S 1704067200u /* 2024-01-01T00:00:00Z */
 #define STATE_OFFSET_BYTES (2u * KVT_DISK_SUPER_BYTES)
 #define STATE_RECORD_BYTES 4096u
 #define CATALOG_OFFSET_BYTES (1u << 20)
@@ -78,6 +80,16 @@ bool kvt_disk_catalog_decode_ns(const uint8_t *data, uint32_t bytes,
     ret_ns->spec_bytes = bytes - NS_AT_SPEC;
     memcpy(ret_ns->spec, data + NS_AT_SPEC, ret_ns->spec_bytes);
     return true;
+}
+
+uint64_t kvt_disk_stamps_at(uint64_t real_ns)
+{
+    uint64_t real_s = real_ns / KVT_NS_PER_S;
+
+    if (real_s <= STAMPS_BEGIN_S)
+        return 0;
+    return KVT_MIN(real_s - STAMPS_BEGIN_S, KVT_DISK_STAMPS_MAX / KVT_DISK_STAMPS_SECOND / 2) *
+           KVT_DISK_STAMPS_SECOND;
 }
 
 void kvt_disk_catalog_encode_state(uint8_t data[KVT_DISK_STATE_BYTES],
