@@ -273,6 +273,7 @@ static int start_engine(void *ctx)
         .namespaces_max = config->limits.namespaces,
         .roots_max = config->limits.roots,
         .namespaces = daemon->l3.namespaces,
+        .namespaces_missing = daemon->l3.namespaces_missing,
         .load_wait_ns = config->l3.load_wait_ns,
         .notify = kvt_server_notify,
         .doorbell = &daemon->doorbell,

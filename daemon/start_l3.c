@@ -132,6 +132,13 @@ static int open_set(struct kvt_daemon *daemon)
 
 /* ---- catalogs ------------------------------------------------------------------------------- */
 
+static bool is_same_record(const struct kvt_disk_ns_record *a, const struct kvt_disk_ns_record *b)
+{
+    return a->is_used == b->is_used && a->epoch == b->epoch && a->spec_bytes == b->spec_bytes &&
+           memcmp(a->fingerprint, b->fingerprint, KVT_FINGERPRINT_BYTES) == 0 &&
+           memcmp(a->spec, b->spec, a->spec_bytes) == 0;
+}
+
 /* Of several records of one namespace the one with the greatest epoch counts. */
 static void merge(struct kvt_daemon_l3 *l3, const struct kvt_disk_catalog *catalog)
 {
@@ -306,6 +313,15 @@ static void choose_namespaces(struct kvt_daemon_l3 *l3, uint32_t idx,
     }
 }
 
+/* A device that was not there when a namespace was made or reset, that is new or lost its records,
+ * has to hear of it before anything that is put there can be found again. */
+static void note_missing(struct kvt_daemon_l3 *l3, uint32_t idx, const struct kvt_disk_catalog *own)
+{
+    for (uint32_t n = 0; n < KVT_NAMESPACES_MAX; n++)
+        if (l3->namespaces[n].is_used && !is_same_record(&own->namespaces[n], &l3->namespaces[n]))
+            l3->namespaces_missing[n] |= 1u << idx;
+}
+
 static int open_index(struct kvt_daemon *daemon, uint32_t idx, const char *helper_path,
                       struct kvt_disk_catalog *own)
 {
@@ -326,12 +342,13 @@ static int open_index(struct kvt_daemon *daemon, uint32_t idx, const char *helpe
         .ctx = &l3->contexts[idx],
         .doorbell = &daemon->doorbell,
     };
-    int r = kvt_disk_read_catalog(l3->contexts[idx].device, own);
 
+    memset(own, 0, sizeof(*own));
     memcpy(config.store_id, report->store_id, sizeof(config.store_id));
     memcpy(config.device_uuid, report->device_uuid, sizeof(config.device_uuid));
-    if (r == 0)
+    if (kvt_disk_read_catalog(l3->contexts[idx].device, own) == 0)
         choose_namespaces(l3, idx, own, &config);
+    note_missing(l3, idx, own);
     return kvt_index_open(&l3->indexes[idx], &config);
 }
 

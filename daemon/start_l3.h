@@ -27,7 +27,8 @@ struct kvt_daemon_l3 {
     struct kvt_disk_state states[KVT_ZONES_MAX];
     struct kvt_index *indexes[KVT_ZONES_MAX];
     /* Of all devices together. */
-    struct kvt_disk_ns_record *namespaces; /* KVT_NAMESPACES_MAX; NULL: L3 is off */
+    struct kvt_disk_ns_record *namespaces;           /* KVT_NAMESPACES_MAX; NULL: L3 is off */
+    uint32_t namespaces_missing[KVT_NAMESPACES_MAX]; /* bit i: device i does not have it so */
     uint8_t store_id[KVT_DISK_ID_BYTES];
     uint64_t stamp_first, stamp_end;
 };

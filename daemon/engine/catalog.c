@@ -43,16 +43,28 @@ bool kvt_engine_describe_ns(const struct kvt_disk_ns_record *record, struct kvt_
     return true;
 }
 
+/* Its record has to be put on these devices. */
+static void want_on(struct kvt_engine *engine, struct eng_ns *ns, uint32_t devices)
+{
+    ns->catalog_todo = 0;
+    for (uint32_t i = 0; i < kvt_store_zones(engine->store); i++)
+        if ((devices >> i & 1u) != 0 && kvt_store_zone_is_kept(engine->store, i))
+            ns->catalog_todo |= 1u << i;
+}
+
 /* A record that does not hold is passed over: its rows find no namespace. */
 static int restore(struct kvt_engine *engine, uint32_t idx, const struct kvt_disk_ns_record *record,
                    struct kvt_text *tags)
 {
+    const uint32_t *missing = engine->config.namespaces_missing;
     struct kvt_req_open_namespace req;
     int r;
 
     if (!read_spec(record, &req, tags))
         return 0;
     r = eng_ns_make(engine, idx, record->epoch, &req, record->fingerprint);
+    if (r == 0 && missing != NULL)
+        want_on(engine, &engine->ns[idx], missing[idx]);
     return r == -ENOMEM ? r : 0; /* a spec that these tiers cannot hold: as if it were not there */
 }
 
@@ -83,10 +95,7 @@ int eng_catalog_restore(struct kvt_engine *engine)
 
 void eng_catalog_want(struct kvt_engine *engine, struct eng_ns *ns)
 {
-    ns->catalog_todo = 0;
-    for (uint32_t i = 0; i < kvt_store_zones(engine->store); i++)
-        if (kvt_store_zone_is_kept(engine->store, i))
-            ns->catalog_todo |= 1u << i;
+    want_on(engine, ns, UINT32_MAX);
 }
 
 /* True: nothing is left to put. */

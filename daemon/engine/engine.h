@@ -34,6 +34,7 @@ struct kvt_engine_config {
     /* What L3's devices kept of earlier daemons. NULL: nothing; else KVT_NAMESPACES_MAX records,
      * only used in kvt_engine_new. */
     const struct kvt_disk_ns_record *namespaces;
+    const uint32_t *namespaces_missing; /* of each: bit i: it is not so on device i. NULL: it is */
     struct kvt_engine_device {
         const char *path, *index_path; /* for people; outlive the engine; NULL: no such device */
         struct kvt_disk_state state;   /* as it was written last */
