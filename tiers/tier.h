@@ -141,6 +141,19 @@ static inline uint32_t kvt_tier_reap(struct kvt_tier *tier, struct kvt_xfer *ret
     return tier->ops->reap(tier, ret_xfers, max);
 }
 
+/* Of the tier as a whole, now: with zones, whether one of them is in service. Any thread. */
+static inline enum kvt_tier_health kvt_tier_health(const struct kvt_tier *tier)
+{
+    if (tier->zones_count == 0)
+        return (enum kvt_tier_health)atomic_load_explicit(&tier->counters.health,
+                                                          memory_order_relaxed);
+    for (uint32_t i = 0; i < tier->zones_count; i++)
+        if (atomic_load_explicit(&tier->zones[i].counters->health, memory_order_relaxed) ==
+            KVT_TIER_HEALTH_OK)
+            return KVT_TIER_HEALTH_OK;
+    return KVT_TIER_HEALTH_OUT;
+}
+
 /* Stops the thread after what it holds is finished or failed; everything taken must be reaped
  * before, but of a device of L3 that is out of service (tiers/disk/disk.h). NULL-proof; returns
  * NULL. */

@@ -24,7 +24,7 @@ static void tier_stats(const struct kvt_engine *engine, const struct kvt_store_s
     *to = (struct kvt_api_tier_stats){.tier = tier + 1, .health = KVT_TIER_HEALTH_OFF};
     if (at == NULL)
         return;
-    to->health = atomic_load_explicit(&at->counters.health, memory_order_relaxed);
+    to->health = kvt_tier_health(at);
     to->capacity_bytes = store->tiers[tier].slab.capacity_bytes;
     to->used_bytes = store->tiers[tier].slab.taken_bytes;
     to->slab_bytes = store->tiers[tier].slab.slabs_bytes;

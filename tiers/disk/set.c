@@ -281,15 +281,6 @@ static void counters_sum(struct kvt_tier *tier)
     }
 }
 
-static enum kvt_tier_health health_of(const struct kvt_tier *tier)
-{
-    for (uint32_t i = 0; i < tier->zones_count; i++)
-        if (atomic_load_explicit(&tier->zones[i].counters->health, memory_order_relaxed) ==
-            KVT_TIER_HEALTH_OK)
-            return KVT_TIER_HEALTH_OK;
-    return KVT_TIER_HEALTH_OUT;
-}
-
 /* A share for each device first, then what room is left, beginning with another one each time. */
 static uint32_t set_reap(struct kvt_tier *tier, struct kvt_xfer *ret_xfers[], uint32_t max)
 {
@@ -303,7 +294,7 @@ static uint32_t set_reap(struct kvt_tier *tier, struct kvt_xfer *ret_xfers[], ui
             count += reap_from(set, (set->reap_first + i) % set->members_count, ret_xfers + count,
                                round == 0 ? KVT_MIN(share, max - count) : max - count);
     set->reap_first = (set->reap_first + 1) % set->members_count;
-    atomic_store_explicit(&tier->counters.health, health_of(tier), memory_order_relaxed);
+    atomic_store_explicit(&tier->counters.health, kvt_tier_health(tier), memory_order_relaxed);
     if (count > 0)
         counters_sum(tier);
     KVT_ASSERT(count <= set->outstanding);
@@ -421,7 +412,7 @@ int kvt_disk_set_open(struct kvt_tier **ret_tier, const struct kvt_disk_set_conf
         set->tier.inflight_max += config->devices[i].inflight_max;
     open_members(set, config, &report);
     describe(set, &report);
-    atomic_init(&set->tier.counters.health, health_of(&set->tier));
+    atomic_init(&set->tier.counters.health, kvt_tier_health(&set->tier));
     *ret_report = report;
     *ret_tier = &set->tier;
     if (config->devices_count == 1 && report.opened_count == 1) {
