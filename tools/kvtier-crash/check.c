@@ -97,7 +97,8 @@ static enum crash_result check_all(struct check *check)
         }
     }
     if (result == CRASH_OK)
-        result = crash_engine_left(&check->engine, &check->totals.left);
+        result =
+            crash_engine_left(&check->engine, check->options->is_out_allowed, &check->totals.left);
     return result;
 }
 
@@ -110,9 +111,7 @@ int crash_check(const struct crash_options *options, struct crash_totals *ret)
     if (check == NULL)
         return kvt_trace(-ENOMEM);
     check->options = options;
-    check->engine.seed = options->seed;
-    check->engine.socket_path = options->socket_path;
-    check->engine.admin_path = options->admin_path;
+    crash_engine_init(&check->engine, options);
     r = crash_journal_init(&check->journal, options->journal_path);
     if (r == 0) {
         result = check_all(check);

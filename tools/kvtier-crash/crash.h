@@ -3,6 +3,7 @@
  * to it.
  *
  *   load    stores, makes durable, reads, evicts and resets until the daemon is gone
+ *   fill    stores the first talks of each namespace, makes all of it durable and ends
  *   check   asks for everything that was ever tried, verifies each byte that comes back and
  * compares with the journal
  *
@@ -109,7 +110,7 @@ enum crash_result {
 
 struct crash_engine { /* one thread's */
     uint64_t seed;
-    const char *socket_path, *admin_path;
+    const char *socket_path, *admin_path, *revision;
     struct kvt_client *client, *admin;
     struct crash_attachment attachments[CRASH_SPACES];
     struct kvt_op op;
@@ -122,6 +123,9 @@ struct crash_engine { /* one thread's */
     char why[320];
 };
 
+struct crash_options;
+/* An engine that is not open; everything else about it is zero. */
+void crash_engine_init(struct crash_engine *engine, const struct crash_options *options);
 enum crash_result crash_engine_open(struct crash_engine *engine);
 void crash_engine_close(struct crash_engine *engine); /* idempotent */
 
@@ -150,17 +154,21 @@ enum crash_result crash_engine_evict(struct crash_engine *engine, const struct c
 enum crash_result crash_engine_reset(struct crash_engine *engine, uint32_t space);
 
 /* What must be nothing when nobody stores: leases, tickets, reservations, pins, copies that are
- * pinned or being filled, tiers out of service. Waits until it is, for a few seconds. */
-enum crash_result crash_engine_left(struct crash_engine *engine, uint64_t *ret_left);
+ * pinned or being filled, tiers out of service unless that is allowed. Waits until it is, for a few
+ * seconds. */
+enum crash_result crash_engine_left(struct crash_engine *engine, bool is_out_allowed,
+                                    uint64_t *ret_left);
 
-/* ---- the two programs --------------------------------------------------------------------------
+/* ---- the programs ------------------------------------------------------------------------------
  */
 
 struct crash_options {
     const char *socket_path, *admin_path, *journal_path;
+    const char *revision; /* of the models: another one is another namespace */
     uint64_t seed, cycle, load_ns;
-    uint32_t workers;
-    bool is_check, is_keeping; /* is_keeping: what was durable is there (nothing was evicted) */
+    uint32_t workers, talks;
+    bool is_keeping;     /* what was durable is there (nothing was evicted) */
+    bool is_out_allowed; /* a tier that is out of service is no fault */
 };
 
 struct crash_totals {
@@ -174,4 +182,5 @@ struct crash_totals {
 
 /* -errno (no memory, no journal), or 0; what was found wrong is in @ret. */
 KVT_MUST_USE int crash_load(const struct crash_options *options, struct crash_totals *ret);
+KVT_MUST_USE int crash_fill(const struct crash_options *options, struct crash_totals *ret);
 KVT_MUST_USE int crash_check(const struct crash_options *options, struct crash_totals *ret);

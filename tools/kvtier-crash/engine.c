@@ -177,7 +177,7 @@ static enum crash_result open_namespace(struct crash_engine *engine, uint32_t sp
                                        .bytes_per_block = space->components[c].bytes,
                                        .is_replicated = space->components[c].is_replicated};
     req->model = text_of(space->name);
-    req->revision = text_of("1");
+    req->revision = text_of(engine->revision);
     req->dtype = text_of("oracle");
     req->layout = text_of("inline");
     result = crash_op_call(engine, engine->client);
@@ -222,6 +222,14 @@ static enum crash_result connect_to(struct crash_engine *engine, const char *pat
         return CRASH_BROKEN;
     }
     return CRASH_OK;
+}
+
+void crash_engine_init(struct crash_engine *engine, const struct crash_options *options)
+{
+    *engine = (struct crash_engine){.seed = options->seed,
+                                    .socket_path = options->socket_path,
+                                    .admin_path = options->admin_path,
+                                    .revision = options->revision};
 }
 
 enum crash_result crash_engine_open(struct crash_engine *engine)
@@ -403,7 +411,8 @@ enum crash_result crash_engine_reset(struct crash_engine *engine, uint32_t space
     return crash_op_call(engine, engine->admin);
 }
 
-enum crash_result crash_engine_left(struct crash_engine *engine, uint64_t *ret_left)
+enum crash_result crash_engine_left(struct crash_engine *engine, bool is_out_allowed,
+                                    uint64_t *ret_left)
 {
     static const struct timespec pause = {.tv_nsec = LEFT_PAUSE_NS};
     enum crash_result result = CRASH_OK;
@@ -417,7 +426,7 @@ enum crash_result crash_engine_left(struct crash_engine *engine, uint64_t *ret_l
         *ret_left = stats->leases + stats->tickets + stats->reserved_copies + stats->pins;
         for (uint32_t t = 0; t < stats->tiers_count; t++)
             *ret_left += stats->tiers[t].pinned_copies + stats->tiers[t].filling_copies +
-                         (stats->tiers[t].health == 1);
+                         (stats->tiers[t].health == 1 && !is_out_allowed);
         if (*ret_left == 0)
             break;
         (void)nanosleep(&pause, NULL);

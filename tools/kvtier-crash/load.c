@@ -293,9 +293,7 @@ int crash_load(const struct crash_options *options, struct crash_totals *ret)
         worker->load = load;
         worker->idx = started;
         worker->random = options->seed * 1000003 + options->cycle * 1009 + started;
-        worker->engine.seed = options->seed;
-        worker->engine.socket_path = options->socket_path;
-        worker->engine.admin_path = options->admin_path;
+        crash_engine_init(&worker->engine, options);
         r = -pthread_create(&worker->thread, NULL, worker_main, worker);
         if (r < 0)
             break;

@@ -1,4 +1,4 @@
-/* Command line and result; tools/crash is its only caller. */
+/* Command line and result. Its callers are tools/crash and tests. */
 #include <errno.h>
 #include <getopt.h>
 #include <stdlib.h>
@@ -11,24 +11,36 @@
 #define EXIT_BAD 2
 
 static const struct option long_options[] = {
-    {"socket", required_argument, NULL, 's'},  {"admin", required_argument, NULL, 'a'},
-    {"journal", required_argument, NULL, 'j'}, {"seed", required_argument, NULL, 'e'},
-    {"cycle", required_argument, NULL, 'c'},   {"seconds", required_argument, NULL, 't'},
-    {"workers", required_argument, NULL, 'w'}, {"keeping", no_argument, NULL, 'k'},
-    {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0},
+    {"socket", required_argument, NULL, 's'},
+    {"admin", required_argument, NULL, 'a'},
+    {"journal", required_argument, NULL, 'j'},
+    {"seed", required_argument, NULL, 'e'},
+    {"cycle", required_argument, NULL, 'c'},
+    {"seconds", required_argument, NULL, 't'},
+    {"workers", required_argument, NULL, 'w'},
+    {"keeping", no_argument, NULL, 'k'},
+    {"talks", required_argument, NULL, 'n'},
+    {"revision", required_argument, NULL, 'r'},
+    {"out-allowed", no_argument, NULL, 'o'},
+    {"help", no_argument, NULL, 'h'},
+    {NULL, 0, NULL, 0},
 };
 
 static const char help_text[] =
-    "Usage: kvtier-crash load|check --socket PATH --admin PATH --journal FILE [OPTION...]\n"
+    "Usage: kvtier-crash load|fill|check --socket PATH --admin PATH --journal FILE [OPTION...]\n"
     "\n"
-    "The engine's side of tools/crash: stores until the daemon is gone, or checks after a\n"
-    "restart what was promised before. The result is one line of JSON.\n"
+    "The engine's side of tools/crash: stores until the daemon is gone, or so much and no\n"
+    "more, or checks after a restart what was promised before. The result is one line of\n"
+    "JSON.\n"
     "\n"
     "  --seed N       of all that is random (default 1)\n"
     "  --cycle N      load: other choices, the same conversations\n"
     "  --seconds N    load: at most so long (default 60)\n"
     "  --workers N    load: threads, 1 to 8 (default 3)\n"
+    "  --talks N      fill: of each namespace, 1 to 24 (default 24)\n"
+    "  --revision R   of the models: another one is another namespace (default 1)\n"
     "  --keeping      check: what was acknowledged durable must be served\n"
+    "  --out-allowed  check: L3 may be out of service\n"
     "\n"
     "Exit status: 0; 1 a fault was found; 2 bad options or no journal.\n";
 
@@ -62,6 +74,17 @@ static bool take_option(struct crash_options *options, int option)
     case 'k':
         options->is_keeping = true;
         return true;
+    case 'o':
+        options->is_out_allowed = true;
+        return true;
+    case 'r':
+        options->revision = optarg;
+        return true;
+    case 'n':
+        if (!number_of(optarg, CRASH_TALKS, &value) || value == 0)
+            return false;
+        options->talks = (uint32_t)value;
+        return true;
     case 'e':
         return number_of(optarg, UINT64_MAX, &options->seed);
     case 'c':
@@ -81,7 +104,18 @@ static bool take_option(struct crash_options *options, int option)
     }
 }
 
-static bool take_options(struct crash_options *options, int argc, char **argv)
+static const struct {
+    const char *name;
+    int (*run)(const struct crash_options *options, struct crash_totals *ret);
+    bool must_end_alive; /* a daemon that is gone is a fault */
+} commands[] = {
+    {"load", crash_load, false},
+    {"fill", crash_fill, true},
+    {"check", crash_check, true},
+};
+
+/* The index of the command; negative: not usable. */
+static int take_options(struct crash_options *options, int argc, char **argv)
 {
     int option;
 
@@ -91,13 +125,15 @@ static bool take_options(struct crash_options *options, int argc, char **argv)
             exit(0);
         }
         if (!take_option(options, option))
-            return false;
+            return -1;
     }
     if (optind + 1 != argc || options->socket_path == NULL || options->admin_path == NULL ||
         options->journal_path == NULL)
-        return false;
-    options->is_check = strcmp(argv[optind], "check") == 0;
-    return options->is_check || strcmp(argv[optind], "load") == 0;
+        return -1;
+    for (int i = 0; i < (int)KVT_COUNT_OF(commands); i++)
+        if (strcmp(argv[optind], commands[i].name) == 0)
+            return i;
+    return -1;
 }
 
 static void print(const struct crash_totals *totals)
@@ -129,16 +165,20 @@ static void print(const struct crash_totals *totals)
 
 int main(int argc, char **argv)
 {
-    struct crash_options options = {.seed = 1, .load_ns = 60 * KVT_NS_PER_S, .workers = 3};
+    struct crash_options options = {.seed = 1,
+                                    .load_ns = 60 * KVT_NS_PER_S,
+                                    .workers = 3,
+                                    .talks = CRASH_TALKS,
+                                    .revision = "1"};
     struct crash_totals totals = {0};
-    int r;
+    int command = take_options(&options, argc, argv), r;
 
-    if (!take_options(&options, argc, argv)) {
+    if (command < 0) {
         (void)fputs(help_text, stderr);
         return EXIT_BAD;
     }
     kvt_client_library_init();
-    r = options.is_check ? crash_check(&options, &totals) : crash_load(&options, &totals);
+    r = commands[command].run(&options, &totals);
     kvt_client_library_deinit();
     if (r != 0) {
         (void)fprintf(stderr, "kvtier-crash: %s: %s\n", options.journal_path,
@@ -146,5 +186,7 @@ int main(int argc, char **argv)
         return EXIT_BAD;
     }
     print(&totals);
-    return totals.first_fault[0] != '\0' || (options.is_check && totals.is_gone) ? EXIT_FAULT : 0;
+    return totals.first_fault[0] != '\0' || (commands[command].must_end_alive && totals.is_gone)
+               ? EXIT_FAULT
+               : 0;
 }
