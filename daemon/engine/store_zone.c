@@ -4,8 +4,9 @@
  *        ▲                        │                                              │
  *        └────────────────────────┴──────────── it answers again ◀───────────────┘
  *
- * Runs of neighbouring blocks of a path go to one device, runs are striped over all: a prefix is
- * read from several at once, and losing one costs runs, not every path its middle. */
+ * Runs of neighbouring blocks of a path go to one device, and the next run to the next device: a
+ * long prefix is read from all of them at once. The price is that it breaks off, when one is lost,
+ * where that one's first run was; tests/bench/bench_stripe.c measures both. */
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/engine/store_internal.h"
@@ -37,29 +38,37 @@ static bool is_same(struct kvt_radix_block a, struct kvt_radix_block b)
 }
 
 /* A path is written from its root down (as it is stored) or from its leaf up (as it is evicted):
- * the neighbour that was written just before says where its run is. What has no such neighbour, and
- * the first block of the next run, begins a run on a device that its number picks. */
+ * the neighbour that was written just before says where its run is, and whose turn it is where a
+ * run ends. Another component of the same block comes before that. What has no such neighbour
+ * begins on a device that its number picks. */
 uint32_t kvt_store_pick_zone(struct kvt_store *store, const struct cell *cell)
 {
+    uint32_t run_blocks = store->config.stripe_blocks, zones = store->zones_count, picked;
     struct kvt_radix_block parent;
     uint64_t block_idx, hash;
+    bool is_picked = false;
 
-    if (store->zones_count <= 1)
+    if (zones <= 1)
         return 0;
     parent = kvt_radix_parent(store->radix, cell->block);
     block_idx = kvt_radix_depth_blocks(store->radix, cell->block) - 1;
-    for (uint32_t i = 0; i < STORE_RECENT_MAX; i++) {
-        const struct store_recent *recent = &store->recent[i];
-        bool is_next =
-            is_same(recent->block, parent) && block_idx % store->config.stripe_blocks != 0;
-        bool is_before = is_same(recent->parent, cell->block) &&
-                         (block_idx + 1) % store->config.stripe_blocks != 0;
-
-        if (is_next || is_before || is_same(recent->block, cell->block))
-            return recent->zone;
-    }
     hash = kvt_store_block_id(store, cell->block) * 0x9e3779b97f4a7c15ull;
-    return (uint32_t)((hash >> 32) * store->zones_count >> 32);
+    picked = (uint32_t)((hash >> 32) * zones >> 32);
+    for (uint32_t i = 1; i <= STORE_RECENT_MAX; i++) { /* the latest first */
+        const struct store_recent *recent =
+            &store->recent[(store->recent_at - i) % STORE_RECENT_MAX];
+
+        if (is_same(recent->block, cell->block))
+            return recent->zone;
+        if (is_picked)
+            continue;
+        is_picked = is_same(recent->block, parent) || is_same(recent->parent, cell->block);
+        if (is_same(recent->block, parent))
+            picked = (recent->zone + (block_idx % run_blocks == 0)) % zones;
+        else if (is_picked)
+            picked = (recent->zone + ((block_idx + 1) % run_blocks == 0 ? zones - 1 : 0)) % zones;
+    }
+    return picked;
 }
 
 void kvt_store_zone_used(struct kvt_store *store, const struct cell *cell, uint32_t zone)

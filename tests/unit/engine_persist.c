@@ -224,7 +224,7 @@ static void test_rows_follow_evictions(void)
     struct fixture f;
     uint64_t copies = 0;
 
-    config.l2_bytes = 256u << 10;
+    config.l2_bytes = 384u << 10;
     config.l3_bytes = 512u << 10;
     config.write_policy = KVT_WRITE_THROUGH;
     begin(&f, &config);
@@ -328,6 +328,61 @@ static void test_one_device_of_two_is_lost(void)
     restart(&f, false);
     for (uint64_t i = 0; i < 12; i++)
         CHECK(fetch(&f, (i + 1) << 8, 4) == 4);
+    end(&f);
+}
+
+#define RUN_BLOCKS 4u /* of the world */
+#define RUNS_BLOCKS 12u
+
+/* Pairs of neighbours of a path that are on L3, and how many of them are on devices that follow
+ * each other as runs should. */
+static uint32_t count_pairs(const struct fixture *f, uint32_t *ret_right)
+{
+    uint32_t devices = f->world.config.devices, pairs = 0, right = 0;
+
+    for (uint64_t id = 1; id < 4096; id++) {
+        for (uint32_t d = 0; d < devices; d++) {
+            const struct kvt_index_put *row = fake_index_row(f->world.indexes[d], id);
+            uint32_t before = 0;
+
+            if (row == NULL || fake_index_copy(f->world.indexes[d], id, 0) == NULL)
+                continue;
+            while (before < devices &&
+                   fake_index_copy(f->world.indexes[before], row->parent_id, 0) == NULL)
+                before++;
+            if (row->parent_id == 0 || before == devices)
+                continue;
+            pairs++;
+            right += d == (before + (row->key.block_idx % RUN_BLOCKS == 0)) % devices;
+        }
+    }
+    *ret_right = right;
+    return pairs;
+}
+
+/* Runs of a path take turns on the devices, whether it is written from its root or its leaf. */
+static void test_runs_take_turns(void)
+{
+    struct world_config config = plain;
+    uint32_t pairs, right;
+    struct fixture f;
+
+    config.devices = 3;
+    config.l3_bytes = 9u << 20; /* three equal parts */
+    begin(&f, &config);
+    for (uint64_t i = 0; i < 4; i++)
+        CHECK(store(&f, (i + 1) << 8, RUNS_BLOCKS, true));
+    pairs = count_pairs(&f, &right);
+    CHECK(pairs == 4 * (RUNS_BLOCKS - 1) && right == pairs);
+    end(&f);
+    config.l2_bytes = 384u << 10; /* what is stored evicts what was, leaf first */
+    begin(&f, &config);
+    for (uint64_t i = 0; i < 12; i++)
+        (void)store(&f, (i + 1) << 8, RUNS_BLOCKS, false);
+    CHECK(store(&f, 0x9900, 1, true)); /* what was evicted before is in the index then */
+    pairs = count_pairs(&f, &right);
+    CHECK(pairs > 4 * (RUNS_BLOCKS - 1));
+    CHECK(right * 10 >= pairs * 9); /* a window that goes before its block begins a run */
     end(&f);
 }
 
@@ -632,6 +687,7 @@ int main(void)
     test_reset_is_durable();
     test_reset_waits_for_the_disk();
     test_one_device_of_two_is_lost();
+    test_runs_take_turns();
     test_index_is_lost();
     test_lookups_wait_for_the_index();
     test_stores_wait_for_the_index();
