@@ -44,7 +44,7 @@ const struct kvt_config_key kvt_config_keys[] = {
     {"tiers.l3.index_bytes", KVT_CONFIG_SIZE, AT(l3.index_bytes), "0B", 4 * KVT_MIB, TIB, true},
     {"tiers.l3.inflight", KVT_CONFIG_SIZE, AT(l3.inflight_bytes), "0B",
         64 * KVT_KIB, KVT_GIB, true},
-    {"tiers.l3.stripe_blocks", KVT_CONFIG_COUNT, AT(l3.stripe_blocks), "64", 1, 1u << 20},
+    {"tiers.l3.stripe_blocks", KVT_CONFIG_COUNT, AT(l3.stripe_blocks), "16", 1, 1u << 20},
     {"tiers.l3.write", KVT_CONFIG_CHOICE, AT(l3.write), "back", 0, 0, false,
         {"back", "through", "selective"}},
     {"tiers.l3.write_budget", KVT_CONFIG_SIZE, AT(l3.write_budget_bytes_per_s), "0B",

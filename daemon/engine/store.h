@@ -72,7 +72,7 @@ struct kvt_store_config {
     uint8_t store_id[KVT_STORE_ID_BYTES];     /* of the set of devices: in every slot's header */
     uint64_t stamp_first, stamp_end; /* numbers for blocks and contents that were never used; end 0:
                                         no end */
-    uint32_t stripe_blocks;          /* neighbouring blocks of a path on one device; 0: 64 */
+    uint32_t stripe_blocks;          /* neighbouring blocks of a path on one device; 0: 16 */
     uint64_t lost_after_ns;          /* out of service for longer: its copies go; 0: 30 s */
 };
 

@@ -20,7 +20,7 @@
 #include "daemon/base/log.h"
 #include "daemon/engine/store_internal.h"
 
-#define STRIPE_BLOCKS_DEFAULT 64u
+#define STRIPE_BLOCKS_DEFAULT 16u
 #define LOST_AFTER_NS_DEFAULT (30ull * KVT_NS_PER_S)
 #define TAGS_BATCH 64u
 #define EVENTS_A_TURN 2048u
