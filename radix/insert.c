@@ -6,6 +6,8 @@
  */
 #include "radix/internal.h"
 
+#define FOLLOWED_BLOCKS_MIN 8u
+
 static void chain_free(struct kvt_radix *radix, struct node *top)
 {
     struct node *node = top;
@@ -76,9 +78,11 @@ static bool leaf_extend(struct kvt_radix *radix, struct node *node,
 {
     const struct ns *ns = ns_of(radix, node);
     uint32_t room = ns->run_blocks_max - node->count;
-    uint32_t blocks = (uint32_t)KVT_MIN(*inout_left, (uint64_t)room);
+    uint32_t blocks = (uint32_t)KVT_MIN(*inout_left, (uint64_t)room), count = node->count + blocks;
+    uint32_t ahead = KVT_MIN(KVT_MAX(2 * count, FOLLOWED_BLOCKS_MIN), ns->run_blocks_max);
 
-    if (node->count + blocks > node->cap && !node_resize(radix, node, node->count + blocks))
+    if (count > node->cap && !(prefix->is_followed && node_resize(radix, node, ahead)) &&
+        !node_resize(radix, node, count))
         return false;
     if (!node_append(radix, node, blocks, prefix->tokens + from * ns->block_tokens,
                      prefix->extra_keys == NULL ? NULL : prefix->extra_keys + from))
@@ -138,6 +142,8 @@ static bool blocks_hang(struct kvt_radix *radix, const struct kvt_radix_prefix *
         }
         node_attach(radix, node, top);
         chain_place(radix, top);
+        if (!(node->flags & NODE_ROOT))
+            node_shrink(radix, node);
     }
     if (lower != NULL)
         merge_around(radix, lower);

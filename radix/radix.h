@@ -125,6 +125,10 @@ struct kvt_radix_prefix {
      * get new blocks do. A cursor's path is not walked then: building a long path run by run costs
      * what is new. Blocks loaded in this way go in the order in which they came. */
     bool is_untouched;
+    /* kvt_radix_insert: more blocks will follow these, an insert each. A leaf takes room for them
+     * ahead, so that n inserts do not copy it n times; what is left of that is given back when a
+     * child is hung below it, and by kvt_radix_settle on its last block. */
+    bool is_followed;
 };
 
 struct kvt_radix_lookup {

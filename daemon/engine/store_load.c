@@ -243,6 +243,7 @@ static bool row_insert(struct kvt_store *store, const struct kvt_index_put *row)
         .tokens_count = row->tokens_count,
         .extra_keys = (const uint8_t(*)[KVT_EXTRA_KEY_BYTES])row->extra_key,
         .is_untouched = true,
+        .is_followed = true,
     };
     uint64_t new_blocks, tag;
     struct kvt_radix_block block;

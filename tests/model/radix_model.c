@@ -86,6 +86,7 @@ static void op_insert(void)
     matched = oracle_walk(&oracle, ns, root, after, world.symbol, world.extra, world.count,
                           world.path, &depth);
     prefix.is_untouched = one_in(3);
+    prefix.is_followed = one_in(3);
     r = kvt_radix_insert(world.radix, &prefix, &end, &fresh);
     if (r == KVT_RADIX_E_NO_ROOM) {
         world.no_room++;

@@ -302,6 +302,57 @@ static void test_insert_untouched(void **state)
     }
 }
 
+/* @count blocks behind @after, an insert each. */
+static struct kvt_radix_block follow(struct kvt_radix *radix, struct kvt_radix_ns ns,
+                                     struct kvt_radix_block after, uint32_t first, uint32_t count,
+                                     bool is_followed)
+{
+    struct kvt_radix_prefix prefix = {
+        .ns = ns, .tokens_count = 64, .is_untouched = true, .is_followed = is_followed};
+    struct kvt_radix_block end = after;
+    uint64_t fresh;
+
+    for (uint32_t i = 0; i < count; i++) {
+        prefix.after = end;
+        prefix.tokens = tokens + 64ull * (first + i);
+        assert_int_equal(kvt_radix_insert(radix, &prefix, &end, &fresh), 0);
+        assert_int_equal(kvt_radix_put(radix, end, 0, 1, 1), 0);
+    }
+    check(radix);
+    return end;
+}
+
+/* Room that a leaf took ahead is given back: at its end, and where something hangs below it. */
+static void test_insert_followed(void **state)
+{
+    uint64_t used[2];
+
+    (void)state;
+    for (uint32_t i = 0; i < 2; i++) {
+        struct kvt_radix *radix = tree_new(4 << 20);
+        struct kvt_radix_ns ns = ns_open(radix, 64, "f", 0);
+        struct kvt_radix_block fork, end;
+        struct kvt_radix_stats stats;
+        uint64_t before;
+
+        fork = follow(radix, ns, KVT_RADIX_BLOCK_NONE, 0, 17, i == 1);
+        kvt_radix_stats(radix, &stats);
+        before = stats.memory_used_bytes;
+        end = follow(radix, ns, fork, 100, 5, i == 1);
+        kvt_radix_settle(radix, end);
+        end = follow(radix, ns, fork, 200, 9, i == 1); /* the node is split, not at its end */
+        kvt_radix_settle(radix, end);
+        end = follow(radix, ns, end, 300, 70, i == 1); /* through a full node */
+        kvt_radix_settle(radix, end);
+        check(radix);
+        kvt_radix_stats(radix, &stats);
+        used[i] = stats.memory_used_bytes;
+        assert_true(used[i] > before);
+        (void)kvt_radix_free(radix);
+    }
+    assert_int_equal(used[0], used[1]);
+}
+
 /* What is loaded without touching goes in the order in which it came, a path with the last of its
  * leaves: here behind more blocks than a search in the list passes. */
 static void test_order_of_untouched(void **state)
@@ -457,6 +508,7 @@ int main(void)
         cmocka_unit_test(test_lease_inside_a_node),
         cmocka_unit_test(test_order_of_victims),
         cmocka_unit_test(test_insert_untouched),
+        cmocka_unit_test(test_insert_followed),
         cmocka_unit_test(test_order_of_untouched),
         cmocka_unit_test(test_detach),
         cmocka_unit_test(test_adversarial_shapes),
