@@ -10,7 +10,7 @@
  *
  * L3 is made in the current directory, or in $KVT_BENCH_DIR. Without root only the pages of the
  * index are dropped from the cache, not the programs. --daemon PATH: the build directory's by
- * default. */
+ * default. --least-blocks, --most-blocks N: multiples of 10,000. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -434,7 +434,8 @@ int main(int argc, char **argv)
 {
     static struct world world;
     const char *program = bench_arg(argc, argv, "--daemon"), *dir = getenv("KVT_BENCH_DIR");
-    uint64_t blocks_max = bench_arg_u64(argc, argv, "--blocks", 1000000);
+    uint64_t blocks_least = bench_arg_u64(argc, argv, "--least-blocks", 10000);
+    uint64_t blocks_max = bench_arg_u64(argc, argv, "--most-blocks", 1000000);
     char *real;
 
     if (program == NULL)
@@ -452,7 +453,7 @@ int main(int argc, char **argv)
     free(real);
     CHECK(mkdir(world.dir, 0700) == 0);
     kvt_client_library_init();
-    for (uint64_t blocks = 10000; blocks <= blocks_max; blocks *= 10) {
+    for (uint64_t blocks = blocks_least; blocks <= blocks_max; blocks *= 10) {
         bench_restart(&world, RESTART_LONG, blocks, program);
         bench_restart(&world, RESTART_SHORT, blocks, program);
     }
