@@ -55,6 +55,14 @@ static int shim_lock(void *ctx, int fd)
     return r < 0 ? r : kvt_disk_io_real.lock(NULL, fd);
 }
 
+static int shim_lock_requests(void *ctx, int fd)
+{
+    struct disk_shim *shim = ctx;
+    int r = shim_call(shim, 0);
+
+    return r < 0 ? r : kvt_disk_io_real.lock_requests(NULL, fd);
+}
+
 static int shim_sync_parent(void *ctx, const char *path)
 {
     struct disk_shim *shim = ctx;
@@ -308,6 +316,7 @@ void disk_shim_init(struct disk_shim *shim)
         .file_info = shim_file_info,
         .device_info = shim_device_info,
         .lock = shim_lock,
+        .lock_requests = shim_lock_requests,
         .sync_parent = shim_sync_parent,
         .fallocate = shim_fallocate,
         .truncate = shim_truncate,

@@ -2,6 +2,7 @@
  * failing in turn. Whatever fails, a good file's contents are found by the next opening. */
 #include <dirent.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 #include <unistd.h>
 
 #include "daemon/base/bytes.h"
+#include "daemon/base/clock.h"
 #include "daemon/base/hash.h"
 #include "tests/common/cmocka.h"
 #include "tests/common/disk_shim.h"
@@ -626,6 +628,39 @@ static void test_each_call_fails(void **state)
     print_message("%u openings with a failing call\n", runs);
 }
 
+/* Requests of a daemon that is gone keep the file that they were made on open. */
+static void *requests_end(void *ctx)
+{
+    (void)usleep(300000);
+    (void)close(*(int *)ctx);
+    return NULL;
+}
+
+static void test_requests_of_a_dead_daemon(void **state)
+{
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    struct world *world = *state;
+    uint64_t start_ns;
+    pthread_t thread;
+    int fd;
+
+    assert_int_equal(open_again(world), 0);
+    kvt_disk_file_close(&world->file);
+    fd = open(world->path, O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(fcntl(fd, F_OFD_SETLK, &whole), 0);
+    start_ns = kvt_clock_mono_ns();
+    assert_int_equal(pthread_create(&thread, NULL, requests_end, &fd), 0);
+    assert_int_equal(open_again(world), 0);
+    assert_true(kvt_clock_mono_ns() - start_ns >= 250 * KVT_NS_PER_MS);
+    (void)pthread_join(thread, NULL);
+    /* While this one is open its requests are protected in the same way. */
+    fd = open(world->path, O_RDWR | O_CLOEXEC);
+    assert_int_equal(fcntl(fd, F_OFD_SETLK, &whole), -1);
+    (void)close(fd);
+    kvt_disk_file_close(&world->file);
+}
+
 #define WORLD_TEST(name) cmocka_unit_test_setup_teardown(name, world_make, world_free)
 
 int main(void)
@@ -635,6 +670,7 @@ int main(void)
         WORLD_TEST(test_other_store),
         WORLD_TEST(test_foreign),
         WORLD_TEST(test_versions),
+        WORLD_TEST(test_requests_of_a_dead_daemon),
         cmocka_unit_test(test_flips_decode),
         WORLD_TEST(test_flips_open),
         WORLD_TEST(test_truncated),

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "daemon/base/alloc.h"
@@ -11,6 +12,8 @@
 #include "daemon/base/clock.h"
 #include "tiers/disk/catalog.h"
 #include "tiers/disk/raw.h"
+
+#define REQUESTS_WAIT_NS (30 * KVT_NS_PER_S)
 
 /* One opening: what the steps below tell each other. */
 struct opening {
@@ -321,6 +324,27 @@ static int lock_take(struct opening *opening)
     return r == -EROFS ? KVT_DISK_E_READ_ONLY : r;
 }
 
+/* A daemon that was killed is gone, and its lock with it, before the device has done what it had
+ * asked: a write of it that lands later would hit what this one has put there. Such requests keep
+ * the file that they were made on open, and with it this lock. */
+static int requests_wait(struct opening *opening)
+{
+    const struct kvt_disk_io *io = opening->io;
+    const struct timespec pause = {.tv_nsec = 2 * KVT_NS_PER_MS};
+    uint64_t end_ns = kvt_clock_mono_ns() + REQUESTS_WAIT_NS;
+    int r;
+
+    while ((r = io->lock_requests(io->ctx, opening->file->fd)) == -EAGAIN) {
+        if (kvt_clock_mono_ns() >= end_ns) {
+            snprintf(opening->report->why, sizeof(opening->report->why),
+                     "requests of a daemon that is gone are still in progress");
+            return KVT_DISK_E_BUSY;
+        }
+        (void)nanosleep(&pause, NULL);
+    }
+    return r < 0 ? kvt_trace(r) : 0;
+}
+
 static int data_open(struct opening *opening)
 {
     struct kvt_disk_file *file = opening->file;
@@ -394,6 +418,8 @@ static int opening_run(struct opening *opening)
     r = lock_take(opening);
     if (r == 0)
         r = data_open(opening);
+    if (r == 0)
+        r = requests_wait(opening);
     if (r == 0)
         r = data_measure(opening);
     if (r == 0)

@@ -58,6 +58,9 @@ struct kvt_disk_io {
     int (*file_info)(void *ctx, int fd, struct kvt_disk_file_info *ret_info);
     int (*device_info)(void *ctx, int fd, struct kvt_disk_device_info *ret_info);
     int (*lock)(void *ctx, int fd); /* -EWOULDBLOCK: somebody else has it */
+    /* A lock of the open file itself: requests that are in flight keep it, beyond the end of their
+     * process. -EAGAIN: somebody else's are. */
+    int (*lock_requests)(void *ctx, int fd);
     /* The directory entry of @path is durable. */
     int (*sync_parent)(void *ctx, const char *path);
     int (*fallocate)(void *ctx, int fd, uint64_t bytes);

@@ -56,6 +56,16 @@ static int real_device_info(void *ctx, int fd, struct kvt_disk_device_info *ret_
     return 0;
 }
 
+static int real_lock_requests(void *ctx, int fd)
+{
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+
+    (void)ctx;
+    if (fcntl(fd, F_OFD_SETLK, &whole) == 0)
+        return 0;
+    return errno == EACCES ? -EAGAIN : -errno;
+}
+
 static int real_lock(void *ctx, int fd)
 {
     (void)ctx;
@@ -273,6 +283,7 @@ const struct kvt_disk_io kvt_disk_io_real = {
     .file_info = real_file_info,
     .device_info = real_device_info,
     .lock = real_lock,
+    .lock_requests = real_lock_requests,
     .sync_parent = real_sync_parent,
     .fallocate = real_fallocate,
     .truncate = real_truncate,
