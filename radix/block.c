@@ -16,6 +16,14 @@ uint64_t kvt_radix_depth_blocks(const struct kvt_radix *radix, struct kvt_radix_
     return node == NULL ? 0 : (uint64_t)node->first_idx + pos + 1;
 }
 
+uint64_t kvt_radix_depth_blocks_any(const struct kvt_radix *radix, struct kvt_radix_block block)
+{
+    uint32_t pos;
+    const struct node *node = block_node_any(radix, block, &pos);
+
+    return node == NULL ? 0 : (uint64_t)node->first_idx + pos + 1;
+}
+
 struct kvt_radix_block kvt_radix_parent(const struct kvt_radix *radix, struct kvt_radix_block block)
 {
     uint32_t pos;

@@ -201,6 +201,8 @@ struct kvt_radix_cell { /* one component of one block */
 bool kvt_radix_is_live(const struct kvt_radix *radix, struct kvt_radix_block block);
 /* Blocks from the root to @block, itself counted; 0 if stale. */
 uint64_t kvt_radix_depth_blocks(const struct kvt_radix *radix, struct kvt_radix_block block);
+/* The same for a detached one too, until it is reaped: as deep as it was. */
+uint64_t kvt_radix_depth_blocks_any(const struct kvt_radix *radix, struct kvt_radix_block block);
 /* The block before it on the path; NONE for a first block or a stale handle. */
 struct kvt_radix_block kvt_radix_parent(const struct kvt_radix *radix,
                                         struct kvt_radix_block block);

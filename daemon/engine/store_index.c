@@ -245,9 +245,10 @@ void kvt_store_index_forget(struct kvt_store *store, struct cell *cell)
     drop.block_id = tag & STORE_STAMP_MASK;
     if ((tag >> STORE_TAG_ZONES_SHIFT & 1ull << drop.zone) == 0)
         return; /* the zone never had its row, or the block is gone and its rows with it */
-    drop.block_idx = (uint32_t)kvt_radix_depth_blocks(store->radix, cell->block);
-    if (drop.block_idx == 0)
-        return; /* detached: the rows go when it is reaped */
+    /* Detached ones too: their rows go when they are reaped, but the slot is free before, and
+     * whatever is put there next must come after this. */
+    drop.block_idx = (uint32_t)kvt_radix_depth_blocks_any(store->radix, cell->block);
+    KVT_ASSERT(drop.block_idx > 0); /* it has a tag, so it is there */
     drop.block_idx--;
     put_drop_or_queue(store, &drop);
 }

@@ -181,6 +181,8 @@ static void die_around_a_cut(struct tree *tree)
 static void die_detached_and_dropped(struct tree *tree)
 {
     assert_int_equal(kvt_radix_detach_block(tree->radix, tree->path[FORK]), 0);
+    assert_int_equal(kvt_radix_depth_blocks(tree->radix, tree->path[FORK]), 0);
+    assert_int_equal(kvt_radix_depth_blocks_any(tree->radix, tree->path[FORK]), FORK + 1);
     drop(tree, tree->path, FORK, PATH - FORK);
     assert_int_equal(tree->gone_count, 0);
     reap(tree, 1);
