@@ -319,6 +319,7 @@ struct kvt_engine {
     uint64_t stamp_end, stamp_end_wanted, stamps_seq[KVT_ZONES_MAX];
     struct kvt_op *parked; /* lookups that wait for L3's index, linked by op->service */
     uint32_t parked_count;
+    uint64_t parked_tried_ns, parked_tried_copies; /* when, and what was loaded by then */
     bool is_unparking;
     uint64_t load_wait_end_ns;
     struct eng_heap heap;

@@ -1,12 +1,14 @@
 /* Requests at start: while the index of L3 is still being read, the tree may lack what L3 has. A
  * lookup that the tree cannot answer in full waits for the index, for load_wait_ns after start at
- * most and never beyond its own deadline: then it is answered with what is known. So do Reserve and
- * Demote by prefix: a block that is stored anew before its row came would have another number, and
- * its row, with all that is below it, would not fit any more. */
+ * most and never beyond its own deadline: then it is answered with what is known. While rows come
+ * it is looked up again now and then: what it asks for may have been among them. Reserve and Demote
+ * by prefix wait, too: a block that is stored anew before its row came would have another number,
+ * and its row, with all that is below it, would not fit any more. */
 #include "daemon/engine/internal.h"
 
 #define PARKED_MAX 4096u
 #define ANSWER_NS (20 * KVT_NS_PER_MS) /* before its deadline, for the answer */
+#define TRY_NS (50 * KVT_NS_PER_MS)
 
 static uint64_t park_end_ns(const struct kvt_engine *engine, const struct kvt_op *op)
 {
@@ -25,9 +27,26 @@ bool eng_park(struct kvt_engine *engine, struct kvt_op *op)
     return true;
 }
 
-/* Those that cannot wait any more; all when there is nothing to wait for. */
+/* Whether something was loaded since the last try, and that was a while ago. */
+static bool is_try_due(struct kvt_engine *engine)
+{
+    uint64_t copies;
+
+    if (engine->parked == NULL || engine->now_ns - engine->parked_tried_ns < TRY_NS)
+        return false;
+    copies = kvt_store_loaded_copies(engine->store);
+    if (copies == engine->parked_tried_copies)
+        return false;
+    engine->parked_tried_ns = engine->now_ns;
+    engine->parked_tried_copies = copies;
+    return true;
+}
+
+/* Those that cannot wait any more; all when there is nothing to wait for. Lookups that are tried
+ * again park themselves again. */
 void eng_parked_slice(struct kvt_engine *engine)
 {
+    bool is_try = is_try_due(engine);
     struct kvt_op *op = engine->parked;
 
     engine->parked = NULL;
@@ -35,7 +54,9 @@ void eng_parked_slice(struct kvt_engine *engine)
     while (op != NULL) {
         struct kvt_op *next = op->service;
 
-        if (atomic_load(&op->is_cancelled) || !eng_park(engine, op)) {
+        if (is_try && op->kind == KVT_OP_LOOKUP && !atomic_load(&op->is_cancelled)) {
+            eng_serve(engine, op);
+        } else if (atomic_load(&op->is_cancelled) || !eng_park(engine, op)) {
             engine->is_unparking = true;
             eng_serve(engine, op);
             engine->is_unparking = false;

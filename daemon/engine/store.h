@@ -229,6 +229,7 @@ void kvt_store_upkeep(const struct kvt_store *store, struct kvt_store_upkeep *re
 
 /* While the index of some device is still being read: what is on L3 may be missing in the tree. */
 bool kvt_store_is_loading(const struct kvt_store *store);
+uint64_t kvt_store_loaded_copies(const struct kvt_store *store); /* so far */
 /* A scan of slots does not find the keys of roots, only their SHA-256. Such a root comes back under
  * a key of this tag and the digest, until somebody who knows the key renames it. */
 #define KVT_STORE_DIGEST_KEY_TAG 0xd1u

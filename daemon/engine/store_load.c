@@ -376,6 +376,11 @@ void kvt_store_load_slice_end(struct kvt_store *store)
     hold(store, load->path_blocks > 0 ? load->path[load->path_blocks - 1] : KVT_RADIX_BLOCK_NONE);
 }
 
+uint64_t kvt_store_loaded_copies(const struct kvt_store *store)
+{
+    return store->load.copies;
+}
+
 bool kvt_store_is_holding(const struct kvt_store *store)
 {
     return store->load.leased.generation != 0;

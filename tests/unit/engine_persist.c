@@ -427,6 +427,29 @@ static void test_lookups_wait_for_the_index(void)
     end(&f);
 }
 
+/* A prompt that was loaded is answered for, whatever is still to come. */
+static void test_lookups_do_not_wait_for_others(void)
+{
+    struct world_config config = plain;
+    uint64_t started_ns;
+    struct fixture f;
+
+    config.load_event_ns = 20 * KVT_NS_PER_MS;
+    begin(&f, &config);
+    CHECK(store(&f, 0x101, BLOCKS, true));
+    for (uint64_t i = 2; i < 10; i++)
+        CHECK(store(&f, i << 8, BLOCKS, true));
+    restart(&f, false);
+    started_ns = f.world.now_ns;
+    CHECK(fetch(&f, 0x900, BLOCKS) == BLOCKS); /* the fake index tells the last one first */
+    CHECK(stats(&f).index.is_loading);
+    CHECK(f.world.now_ns - started_ns > 2 * BLOCKS * config.load_event_ns);
+    CHECK(fetch(&f, 0x901, BLOCKS) == 4); /* nobody knows the rest: that takes all of the index */
+    CHECK(!stats(&f).index.is_loading);
+    CHECK(fetch(&f, 0x101, BLOCKS) == BLOCKS);
+    end(&f);
+}
+
 /* However the events of a load fall into turns, and whatever comes in between, nothing is lost. */
 static void test_load_in_slices(void)
 {
@@ -691,6 +714,7 @@ int main(void)
     test_index_is_lost();
     test_lookups_wait_for_the_index();
     test_stores_wait_for_the_index();
+    test_lookups_do_not_wait_for_others();
     test_load_in_slices();
     test_progress_of_a_scan_is_logged();
     test_hostile_rows();
