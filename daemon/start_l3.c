@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "daemon/base/alloc.h"
+#include "daemon/base/hash.h"
 #include "daemon/base/log.h"
 #include "daemon/base/program.h"
 #include "daemon/base/size.h"
@@ -13,6 +14,7 @@
 
 /* Transfers that a device takes before it says "full". */
 #define DISK_INFLIGHT_MAX 512u
+#define APART_MAX 4096u /* reservations that a start without all devices may skip */
 
 /* ---- devices -------------------------------------------------------------------------------- */
 
@@ -179,13 +181,26 @@ static void read_catalogs(struct kvt_daemon *daemon, struct kvt_disk_catalog *ca
     }
 }
 
+/* Two starts soon after each other, each with other devices, begin at the same end: what is
+ * reserved is ahead of the clock. So a start that lacks a device begins somewhere above. */
+static uint64_t stamp_first(const struct kvt_daemon_l3 *l3)
+{
+    uint64_t now_ns = kvt_clock_real_ns();
+    uint64_t first = KVT_MAX(KVT_MAX(l3->stamp_first, kvt_disk_stamps_at(now_ns)), (uint64_t)1);
+    uint64_t skipped = 1 + kvt_hash64(&now_ns, sizeof(now_ns), 0) % APART_MAX;
+
+    for (uint32_t i = 0; i < l3->devices_count; i++)
+        if (l3->contexts[i].device == NULL)
+            return KVT_MIN(first + skipped * KVT_DISK_STAMPS_RESERVE, KVT_DISK_STAMPS_MAX - 1);
+    return first;
+}
+
 /* Before anything is served: a number that was given once is never given again. */
 static void reserve_stamps(struct kvt_daemon *daemon)
 {
     struct kvt_daemon_l3 *l3 = &daemon->l3;
 
-    l3->stamp_first =
-        KVT_MAX(l3->stamp_first, KVT_MAX(kvt_disk_stamps_at(kvt_clock_real_ns()), 1u));
+    l3->stamp_first = stamp_first(l3);
     l3->stamp_end = KVT_MIN(l3->stamp_first + KVT_DISK_STAMPS_RESERVE, KVT_DISK_STAMPS_MAX - 1);
     for (uint32_t i = 0; i < l3->devices_count; i++) {
         struct l3_context *context = &l3->contexts[i];

@@ -184,7 +184,9 @@ static void reserve_stamps(struct kvt_engine *engine)
         if (next < engine->stamp_end && engine->stamp_end - next > KVT_DISK_STAMPS_RESERVE / 2)
             return;
         engine->stamp_end_wanted = KVT_MIN(
-            KVT_MAX(engine->stamp_end, next) + KVT_DISK_STAMPS_RESERVE, KVT_DISK_STAMPS_MAX);
+            KVT_MAX(engine->stamp_end, next) + KVT_DISK_STAMPS_RESERVE, KVT_DISK_STAMPS_MAX - 1);
+        if (engine->stamp_end_wanted == engine->stamp_end)
+            return; /* there are no others */
         for (uint32_t i = 0; i < kvt_store_zones(engine->store); i++)
             if (kvt_store_zone_is_kept(engine->store, i))
                 engine->stamps_todo |= 1u << i;
