@@ -47,7 +47,8 @@ struct fake_index {
     /* What was put, in order; up to flight_seq a commit is under way until flight_due_ns. */
     struct kept *pending, **pending_tail;
     struct table told; /* rows as they will be when all that was put is committed */
-    uint64_t seq, pending_bytes, flight_seq, flight_due_ns, committed_seq, told_seq, refused;
+    uint64_t seq, pending_bytes, flight_seq, flight_due_ns, committed_seq, told_seq, refused,
+        refused_catalogs;
     bool is_flying, is_held, is_urgent;
     /* Of a load. */
     struct row **order;
@@ -150,6 +151,13 @@ static void table_drop_old(struct table *table, const struct kvt_index_key *key)
         }
 }
 
+/* A row without its parent is refused; those that a load found are there already. */
+static bool has_parent(struct table *table, const struct kvt_index_put *put)
+{
+    return put->kind != KVT_INDEX_PUT_ROW || put->parent_id == 0 ||
+           *row_at(table, put->parent_id) != NULL;
+}
+
 /* False: nothing was done, for want of the row. */
 static bool table_apply(struct table *table, const struct kvt_index_put *put)
 {
@@ -217,11 +225,13 @@ static void commit_first(struct fake_index *fake)
             fake->config.catalog_write(fake->config.ctx, put->catalog_number, put->catalog_data,
                                        put->catalog_bytes) != 0) {
             fake->refused++;
+            fake->refused_catalogs++;
         } else {
             free(fake->catalog[put->catalog_number]);
             fake->catalog[put->catalog_number] = keep(put);
         }
-    } else if (is_refused(fake, put) || !table_apply(&fake->rows, put)) {
+    } else if (is_refused(fake, put) || !has_parent(&fake->rows, put) ||
+               !table_apply(&fake->rows, put)) {
         fake->refused++;
     }
     free(kept);
@@ -395,6 +405,7 @@ static bool fake_next(struct kvt_index *base, struct kvt_index_event *ret_event)
         event.kind = KVT_INDEX_EVENT_COMMITTED;
         event.seq = fake->told_seq = fake->committed_seq;
         event.refused = fake->refused;
+        event.refused_catalogs = fake->refused_catalogs;
         is_there = true;
     } else if (fake->life == LIFE_FAILED && !fake->is_failure_told) {
         event.kind = KVT_INDEX_EVENT_FAILED;
@@ -603,6 +614,7 @@ struct kvt_index *fake_index_open(struct fake_index *fake, const struct kvt_inde
     KVT_ASSERT(fake->life == LIFE_NONE || fake->life == LIFE_OVER);
     fake->life = LIFE_LOADING;
     fake->seq = fake->committed_seq = fake->told_seq = fake->flight_seq = fake->refused = 0;
+    fake->refused_catalogs = 0;
     fake->is_urgent = fake->is_failure_told = false;
     fake->order_at = fake->order_component = 0;
     fake->load_ns = fake->now_ns;
@@ -671,6 +683,11 @@ void fake_index_hold(struct fake_index *fake, bool is_held)
 void fake_index_add(struct fake_index *fake, const struct kvt_index_put *put)
 {
     KVT_ASSERT(fake->life == LIFE_NONE || fake->life == LIFE_OVER);
+    if (put->kind == KVT_INDEX_PUT_CATALOG) {
+        free(fake->catalog[put->catalog_number]);
+        fake->catalog[put->catalog_number] = keep(put);
+        return;
+    }
     KVT_ASSERT(table_apply(&fake->rows, put));
 }
 

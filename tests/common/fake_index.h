@@ -51,7 +51,7 @@ uint64_t fake_index_next_ns(const struct fake_index *fake);
 /* While it is held no commit ends. */
 void fake_index_hold(struct fake_index *fake, bool is_held);
 
-/* A ROW or COPY that is committed already, for a load to find. */
+/* A ROW, COPY or CATALOG that is committed already, for a load to find. */
 void fake_index_add(struct fake_index *fake, const struct kvt_index_put *put);
 /* The index is lost and made anew from the slots (between two lives): rows of blocks without a copy
  * here are gone, and of roots only the digest of their key is known, which @root_key makes into a

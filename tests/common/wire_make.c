@@ -115,6 +115,7 @@ void wire_make(struct kvt_wire_message *message, uint32_t which, uint64_t seed)
     message->loaded.content_max = fake_random(&random);
     message->loaded.took_ns = fake_random(&random);
     message->refused = fake_random(&random);
+    message->refused_catalogs = fake_random(&random);
     message->used_bytes = fake_random(&random);
     message->capacity_bytes = fake_random(&random);
     message->rows_total = fake_random(&random);

@@ -451,6 +451,47 @@ static void test_puts_refused(void **state)
     assert_int_equal(unlink(path), 0);
 }
 
+static int linked_put(struct kvt_index_db *db, uint32_t at, bool is_row)
+{
+    const struct index_world_block *block = &now.blocks[at];
+    struct kvt_index_put put;
+
+    if (is_row)
+        index_world_row(&put, &block->key, block->parent_id,
+                        now.namespaces[block->key.ns].block_tokens, &bytes);
+    else
+        index_world_copy(&put, &block->key, 1, ++now.stamp, &bytes);
+    return kvt_index_db_apply_linked(db, &put);
+}
+
+/* What hangs from a row that was refused is refused as well. */
+static void test_links(void **state)
+{
+    uint32_t first, second, third;
+    struct kvt_index_db *db;
+
+    (void)state;
+    config_make(16 * KVT_MIB);
+    db = db_open(KVT_INDEX_DB_E_FRESH);
+    first = block_make(7, INDEX_WORLD_NONE);
+    second = block_make(7, first);
+    third = block_make(7, second);
+    assert_int_equal(linked_put(db, second, true), KVT_INDEX_DB_E_FULL);
+    assert_int_equal(linked_put(db, first, false), KVT_INDEX_DB_E_FULL);
+    assert_int_equal(linked_put(db, first, true), 0);
+    assert_int_equal(linked_put(db, third, true), KVT_INDEX_DB_E_FULL);
+    assert_int_equal(linked_put(db, third, false), KVT_INDEX_DB_E_FULL);
+    assert_int_equal(linked_put(db, second, true), 0);
+    commit(db);
+    assert_int_equal(linked_put(db, third, true), 0);
+    assert_int_equal(linked_put(db, third, false), 0);
+    commit(db);
+    row_drop(db, third);
+    assert_int_equal(linked_put(db, third, false), KVT_INDEX_DB_E_FULL);
+    db = kvt_index_db_close(db);
+    assert_int_equal(unlink(path), 0);
+}
+
 /* ---- files ----------------------------------------------------------------------------------- */
 
 static int64_t size_of(const char *name)
@@ -587,10 +628,10 @@ static void test_not_ours(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_model),        cmocka_unit_test(test_full),
-        cmocka_unit_test(test_slices),       cmocka_unit_test(test_strays),
-        cmocka_unit_test(test_puts_refused), cmocka_unit_test(test_resize),
-        cmocka_unit_test(test_not_ours),
+        cmocka_unit_test(test_model),  cmocka_unit_test(test_full),
+        cmocka_unit_test(test_slices), cmocka_unit_test(test_strays),
+        cmocka_unit_test(test_links),  cmocka_unit_test(test_puts_refused),
+        cmocka_unit_test(test_resize), cmocka_unit_test(test_not_ours),
     };
     int r;
 

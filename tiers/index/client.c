@@ -96,6 +96,7 @@ static void event_fill(struct kvt_index_client *client, struct kvt_index_event *
         event->kind = KVT_INDEX_EVENT_COMMITTED;
         event->seq = message->seq;
         event->refused = message->refused;
+        event->refused_catalogs = message->refused_catalogs;
         break;
     default:
         KVT_ASSERT(message->kind == KVT_WIRE_FAILED);

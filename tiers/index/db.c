@@ -361,6 +361,41 @@ int kvt_index_db_apply(struct kvt_index_db *db, const struct kvt_index_put *put)
     return -EINVAL;
 }
 
+/* 0, or E_FULL: the row that the put hangs from is not there. */
+static int link_check(struct kvt_index_db *db, const struct kvt_index_put *put)
+{
+    uint8_t bytes[KVT_INDEX_KEY_BYTES];
+    MDB_val at = {KVT_INDEX_KEY_BYTES, bytes}, value;
+    struct kvt_index_key key = put->key;
+    int r;
+
+    if (put->kind == KVT_INDEX_PUT_ROW) {
+        if (key.block_idx == 0)
+            return 0;
+        key.block_idx--;
+        key.block_id = put->parent_id;
+    } else if (put->kind != KVT_INDEX_PUT_COPY) {
+        return 0;
+    }
+    r = db_txn_begin(db);
+    if (r != 0)
+        return r;
+    kvt_index_key_write(bytes, &key, KVT_INDEX_TYPE_ROW);
+    r = db->lmdb->get(db->txn, db->dbi, &at, &value);
+    if (r == MDB_NOTFOUND)
+        return KVT_INDEX_DB_E_FULL;
+    return r != 0 ? db_dead(db, "row above", r) : 0;
+}
+
+int kvt_index_db_apply_linked(struct kvt_index_db *db, const struct kvt_index_put *put)
+{
+    int r = db->error;
+
+    if (r == 0 && kvt_index_put_is_sound(put))
+        r = link_check(db, put);
+    return r == 0 ? kvt_index_db_apply(db, put) : r;
+}
+
 int kvt_index_db_commit(struct kvt_index_db *db)
 {
     int r = db->error;

@@ -73,6 +73,10 @@ KVT_MUST_USE int kvt_index_db_walk(struct kvt_index_db *db,
  * or of another kind, changes nothing and leaves the database alive. What is put with an epoch that
  * a DROP_OLD has passed is forgotten at once. */
 KVT_MUST_USE int kvt_index_db_apply(struct kvt_index_db *db, const struct kvt_index_put *put);
+/* The same, but a ROW whose parent has no row, and a COPY without its row, are E_FULL, too: where a
+ * row was refused, what is below it is refused as well, so that a walk finds whatever is not. */
+KVT_MUST_USE int kvt_index_db_apply_linked(struct kvt_index_db *db,
+                                           const struct kvt_index_put *put);
 
 /* Durable on return: 0 or -errno. Also deletes a slice of what DROP_OLDs have left. */
 KVT_MUST_USE int kvt_index_db_commit(struct kvt_index_db *db);

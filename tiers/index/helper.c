@@ -286,7 +286,7 @@ static int commit(struct helper *helper)
 
 static int apply(struct helper *helper)
 {
-    int r = kvt_index_db_apply(helper->db, &helper->message.put);
+    int r = kvt_index_db_apply_linked(helper->db, &helper->message.put);
 
     if (r == KVT_INDEX_DB_E_FULL || r == -EINVAL) {
         helper->refused++;

@@ -93,8 +93,9 @@ struct kvt_index_event {
     uint64_t seq;                   /* COMMITTED: all puts up to this one are durable, ... */
     /* ... but for so many since the start (a full map, or a catalog that could not be written). */
     uint64_t refused;
-    int error;     /* FAILED: -errno, or a positive signal that ended the helper */
-    char why[160]; /* FAILED, LOADED: for people; "" */
+    uint64_t refused_catalogs; /* of them records of the catalog */
+    int error;                 /* FAILED: -errno, or a positive signal that ended the helper */
+    char why[160];             /* FAILED, LOADED: for people; "" */
 };
 
 struct kvt_index;

@@ -410,6 +410,7 @@ static int commit(struct kvt_index_client *client)
     message->kind = KVT_WIRE_COMMITTED;
     message->seq = client->committed_seq;
     message->refused = client->refused_puts + client->refused_catalogs;
+    message->refused_catalogs = client->refused_catalogs;
     message->used_bytes = message->capacity_bytes = 0;
     count(&client->base.counters.commits, 1);
     set(&client->base.counters.refused, message->refused);

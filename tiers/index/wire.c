@@ -12,7 +12,7 @@
 static_assert(HELLO_NS_BYTES % 8 == 0, "numbers stay where they are aligned");
 #define PROGRESS_BYTES 40u
 #define LOADED_BYTES 56u
-#define COMMITTED_BYTES 24u
+#define COMMITTED_BYTES 32u
 #define FAILED_BYTES 8u
 #define TEXT_BYTES 8u
 
@@ -223,6 +223,7 @@ uint32_t kvt_wire_encode(uint8_t *to, const struct kvt_wire_message *message)
         kvt_put_u64(at, 0, message->refused);
         kvt_put_u64(at, 8, message->used_bytes);
         kvt_put_u64(at, 16, message->capacity_bytes);
+        kvt_put_u64(at, 24, message->refused_catalogs);
         bytes = COMMITTED_BYTES;
         break;
     case KVT_WIRE_BAD:
@@ -516,6 +517,7 @@ static void parse_numbers(struct reader *reader, struct kvt_wire_message *messag
         message->refused = kvt_get_u64(at, 0);
         message->used_bytes = kvt_get_u64(at, 8);
         message->capacity_bytes = kvt_get_u64(at, 16);
+        message->refused_catalogs = kvt_get_u64(at, 24);
     }
 }
 

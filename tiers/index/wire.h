@@ -55,6 +55,7 @@ struct kvt_wire_message {
     struct kvt_index_put put;       /* the puts */
     struct kvt_index_loaded loaded; /* LOADED */
     uint64_t refused;               /* COMMITTED */
+    uint64_t refused_catalogs;      /* of them; what the helper says has none */
     uint64_t used_bytes;            /* COMMITTED, PROGRESS: of the map */
     uint64_t capacity_bytes;        /* as used_bytes */
     uint64_t rows_total;            /* PROGRESS: about so many will be walked; 0: not known */
