@@ -43,15 +43,6 @@ bool kvt_engine_describe_ns(const struct kvt_disk_ns_record *record, struct kvt_
     return true;
 }
 
-/* Its record has to be put on these devices. */
-static void want_on(struct kvt_engine *engine, struct eng_ns *ns, uint32_t devices)
-{
-    ns->catalog_todo = 0;
-    for (uint32_t i = 0; i < kvt_store_zones(engine->store); i++)
-        if ((devices >> i & 1u) != 0 && kvt_store_zone_is_kept(engine->store, i))
-            ns->catalog_todo |= 1u << i;
-}
-
 /* A record that does not hold is passed over: its rows find no namespace. */
 static int restore(struct kvt_engine *engine, uint32_t idx, const struct kvt_disk_ns_record *record,
                    struct kvt_text *tags)
@@ -63,9 +54,15 @@ static int restore(struct kvt_engine *engine, uint32_t idx, const struct kvt_dis
     if (!read_spec(record, &req, tags))
         return 0;
     r = eng_ns_make(engine, idx, record->epoch, &req, record->fingerprint);
-    if (r == 0 && missing != NULL)
-        want_on(engine, &engine->ns[idx], missing[idx]);
+    if (r == 0)
+        kvt_store_ns_set_recorded(engine->store, engine->ns[idx].radix_ns,
+                                  missing == NULL ? UINT32_MAX : ~missing[idx]);
     return r == -ENOMEM ? r : 0; /* a spec that these tiers cannot hold: as if it were not there */
+}
+
+bool eng_catalog_fits(const struct kvt_req_open_namespace *req, size_t spec_bytes)
+{
+    return spec_bytes <= KVT_DISK_SPEC_BYTES_MAX && req->tags_count <= TAGS_MAX;
 }
 
 int eng_catalog_restore(struct kvt_engine *engine)
@@ -93,62 +90,22 @@ int eng_catalog_restore(struct kvt_engine *engine)
 /* ---- namespaces -------------------------------------------------------------------------------
  */
 
-void eng_catalog_want(struct kvt_engine *engine, struct eng_ns *ns)
-{
-    want_on(engine, ns, UINT32_MAX);
-}
-
 /* True: nothing is left to put. */
-static bool put_ns(struct kvt_engine *engine, struct eng_ns *ns)
+static bool put_ns(struct kvt_engine *engine, const struct eng_ns *ns, uint32_t zones)
 {
     uint8_t data[KVT_DISK_NS_BYTES_MAX];
-    struct kvt_disk_ns_record record = {.is_used = true, .epoch = ns->epoch};
+    struct kvt_disk_ns_record record = {
+        .is_used = true, .epoch = ns->epoch, .spec_bytes = ns->spec_bytes};
+    bool is_put = true;
     uint32_t bytes;
 
-    if (ns->spec_bytes > KVT_DISK_SPEC_BYTES_MAX) {
-        ns->catalog_todo = 0; /* docs/formats.md: such a namespace does not outlive the daemon */
-        return true;
-    }
     memcpy(record.fingerprint, ns->fingerprint, sizeof(record.fingerprint));
     memcpy(record.spec, ns->spec, ns->spec_bytes);
-    record.spec_bytes = ns->spec_bytes;
     bytes = kvt_disk_catalog_encode_ns(data, &record);
-    for (uint32_t i = 0; i < KVT_ZONES_MAX; i++) {
-        if ((ns->catalog_todo & 1u << i) == 0)
-            continue;
-        ns->catalog_refused[i] = kvt_store_zone_refused(engine->store, i);
-        if (kvt_store_catalog_put(engine->store, i, ns->idx, data, bytes, &ns->catalog_seq[i]) != 0)
-            return false;
-        ns->catalog_todo &= ~(1u << i);
-    }
-    return true;
-}
-
-/* Committed, and nothing was refused since. A device that is lost has no say. */
-static bool is_ns_on(struct kvt_engine *engine, const struct eng_ns *ns, uint32_t zone)
-{
-    return !kvt_store_zone_is_kept(engine->store, zone) ||
-           (kvt_store_is_committed(engine->store, zone, ns->catalog_seq[zone]) &&
-            kvt_store_zone_refused(engine->store, zone) == ns->catalog_refused[zone]);
-}
-
-bool eng_catalog_is_durable(struct kvt_engine *engine, const struct eng_ns *ns)
-{
-    if (ns->catalog_todo != 0)
-        return false;
-    for (uint32_t i = 0; i < kvt_store_zones(engine->store); i++)
-        if (!is_ns_on(engine, ns, i))
-            return false;
-    return true;
-}
-
-/* What was refused (the map of rows was full, or the record could not be written) is put again. */
-static void put_again(struct kvt_engine *engine, struct eng_ns *ns)
-{
-    for (uint32_t i = 0; i < kvt_store_zones(engine->store); i++)
-        if (kvt_store_is_committed(engine->store, i, ns->catalog_seq[i]) &&
-            !is_ns_on(engine, ns, i))
-            ns->catalog_todo |= 1u << i;
+    for (uint32_t i = 0; i < KVT_ZONES_MAX; i++)
+        if ((zones & 1u << i) != 0)
+            is_put &= kvt_store_ns_record(engine->store, ns->radix_ns, i, data, bytes) == 0;
+    return is_put;
 }
 
 /* ---- stamps -----------------------------------------------------------------------------------
@@ -203,14 +160,6 @@ static void reserve_stamps(struct kvt_engine *engine)
 /* ---- resets -----------------------------------------------------------------------------------
  */
 
-static bool is_any_kept(const struct kvt_engine *engine)
-{
-    for (uint32_t i = 0; i < kvt_store_zones(engine->store); i++)
-        if (kvt_store_zone_is_kept(engine->store, i))
-            return true;
-    return false;
-}
-
 void eng_reset_wait(struct kvt_engine *engine, struct kvt_op *op, struct eng_ns *ns)
 {
     if (engine->config.store.stamp_end == 0)
@@ -251,10 +200,10 @@ static void answer_resets(struct kvt_engine *engine)
     for (uint32_t i = engine->resets_count; i > 0; i--) {
         const struct eng_reset *reset = &engine->resets[i - 1];
 
-        if (!is_any_kept(engine))
+        if (!kvt_store_has_index(engine->store))
             reset_answer(engine, i - 1, KVT_CODE_UNAVAILABLE,
                          "no device of L3 could record it: reset again after a restart");
-        else if (eng_catalog_is_durable(engine, reset->ns))
+        else if (kvt_store_ns_is_durable(engine->store, reset->ns->radix_ns))
             reset_answer(engine, i - 1, KVT_CODE_OK, "");
         else if (atomic_load(&reset->op->is_cancelled))
             reset_answer(engine, i - 1, KVT_CODE_CANCELLED, "cancelled");
@@ -269,22 +218,20 @@ uint64_t eng_resets_next_ns(const struct kvt_engine *engine)
 
     for (uint32_t i = 0; i < engine->resets_count; i++)
         next_ns = KVT_MIN(next_ns, engine->resets[i].op->deadline_ns);
-    for (uint32_t i = 0; i < engine->ns_count; i++)
-        if (engine->ns[i].catalog_todo != 0) /* its ring was full: that rings no bell */
-            next_ns = KVT_MIN(next_ns, kvt_time_add(engine->now_ns, RETRY_NS));
+    if (engine->is_unrecorded) /* its ring was full: that rings no bell */
+        next_ns = KVT_MIN(next_ns, kvt_time_add(engine->now_ns, RETRY_NS));
     return next_ns;
 }
 
 void eng_catalog_slice(struct kvt_engine *engine)
 {
+    engine->is_unrecorded = false;
     for (uint32_t i = 0; i < engine->ns_count; i++) {
-        struct eng_ns *ns = &engine->ns[i];
+        const struct eng_ns *ns = &engine->ns[i];
+        uint32_t zones = ns->is_open ? kvt_store_ns_unrecorded(engine->store, ns->radix_ns) : 0;
 
-        if (!ns->is_open)
-            continue;
-        put_again(engine, ns);
-        if (ns->catalog_todo != 0 && !put_ns(engine, ns))
-            break;
+        if (zones != 0)
+            engine->is_unrecorded |= !put_ns(engine, ns, zones);
     }
     reserve_stamps(engine);
     if (engine->resets_count > 0) {

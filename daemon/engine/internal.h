@@ -86,9 +86,6 @@ struct eng_ns {
     uint32_t spec_bytes;
     uint32_t sessions_count;
     uint64_t lookup_tokens, hit_tokens;
-    /* Its record in the catalogs of L3's devices: a bit a device. */
-    uint32_t catalog_todo;
-    uint64_t catalog_seq[KVT_ZONES_MAX], catalog_refused[KVT_ZONES_MAX];
 };
 
 /* ---- sessions ---------------------------------------------------------------------------------
@@ -315,6 +312,7 @@ struct kvt_engine {
     bool has_submitted; /* jobs since the last turn of the store */
     struct eng_reset resets[KVT_ENGINE_RESETS_MAX];
     uint32_t resets_count;
+    bool is_unrecorded;   /* some namespace's record could not be put where it is missing */
     uint32_t stamps_todo; /* devices that have to hear of stamp_end_wanted */
     uint64_t stamp_end, stamp_end_wanted, stamps_seq[KVT_ZONES_MAX];
     struct kvt_op *parked; /* lookups that wait for L3's index, linked by op->service */
@@ -444,8 +442,8 @@ KVT_MUST_USE bool eng_spec_decode(const uint8_t *bytes, size_t bytes_count,
 
 /* catalog.c: what L3's devices keep beside blocks */
 KVT_MUST_USE int eng_catalog_restore(struct kvt_engine *engine);
-void eng_catalog_want(struct kvt_engine *engine, struct eng_ns *ns);
-bool eng_catalog_is_durable(struct kvt_engine *engine, const struct eng_ns *ns);
+/* Whether a record of the catalog can hold such a spec: docs/formats.md. */
+bool eng_catalog_fits(const struct kvt_req_open_namespace *req, size_t spec_bytes);
 void eng_catalog_slice(struct kvt_engine *engine);
 /* Answers when the namespace's present epoch is durable. */
 void eng_reset_wait(struct kvt_engine *engine, struct kvt_op *op, struct eng_ns *ns);

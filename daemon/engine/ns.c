@@ -170,6 +170,8 @@ int eng_ns_make(struct kvt_engine *engine, uint32_t idx, uint64_t epoch,
         eng_ns_deinit(ns);
         return r;
     }
+    if (!eng_catalog_fits(req, ns->spec_bytes))
+        kvt_store_ns_set_forgotten(engine->store, ns->radix_ns);
     ns->is_open = true;
     engine->ns_count = KVT_MAX(engine->ns_count, idx + 1);
     return 0;
@@ -193,10 +195,8 @@ static struct eng_ns *make(struct kvt_engine *engine, struct kvt_op *op,
     r = eng_ns_make(engine, idx,
                     KVT_MAX(engine->ns[idx].epoch + 1, engine->config.store.stamp_first),
                     &op->req.open_namespace, fingerprint);
-    if (r == 0) {
-        eng_catalog_want(engine, &engine->ns[idx]);
+    if (r == 0)
         return &engine->ns[idx];
-    }
     if (r == KVT_STORE_E_TOO_BIG)
         kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT,
                     "a block of this model does not fit a tier: make the tiers larger or "

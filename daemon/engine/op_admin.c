@@ -85,7 +85,6 @@ void eng_op_reset(struct kvt_engine *engine, struct kvt_op *op)
     eng_sessions_tell_epoch(engine, ns);
     eng_count(engine, KVT_COUNTER_RESETS, 1);
     op->ans.reset.epoch = ns->epoch;
-    eng_catalog_want(engine, ns);
     eng_reset_wait(engine, op, ns);
 }
 

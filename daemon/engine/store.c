@@ -294,7 +294,7 @@ static bool reap_detached(struct kvt_store *store, uint32_t budget)
     struct kvt_radix_victim cells[REAP_BATCH];
 
     while (budget > 0) {
-        uint32_t max = KVT_MIN(budget, REAP_BATCH), count;
+        uint32_t max = REAP_BATCH, count; /* all that a block has goes at once */
 
         if (!kvt_store_index_has_room(store))
             return false; /* goes on when the index has taken what went before */
@@ -306,9 +306,9 @@ static bool reap_detached(struct kvt_store *store, uint32_t budget)
             KVT_ASSERT(cell->is_used && !cell->is_orphan);
             kvt_store_orphan(store, cell, KVT_DROP_REQUESTED);
         }
-        if (count < max) /* nothing is left, or it passed over as many empty nodes as it may */
+        if (!kvt_radix_has_detached(store->radix))
             break;
-        budget -= count;
+        budget -= KVT_MIN(KVT_MAX(count, REAP_BATCH), budget); /* empty nodes cost as well */
     }
     return kvt_radix_has_detached(store->radix);
 }
@@ -398,11 +398,7 @@ bool kvt_store_drain(struct kvt_store *store, uint64_t now_ns)
 
 uint32_t kvt_store_inflight(const struct kvt_store *store)
 {
-    uint32_t count = 0;
-
-    for (uint32_t i = 0; i < KVT_TIERS_COUNT; i++)
-        count += store->tiers[i].inflight;
-    return count;
+    return store->xfers_used;
 }
 
 static uint64_t path_ns(const struct kvt_store *store, uint32_t src, uint32_t dst, uint64_t bytes)

@@ -251,15 +251,27 @@ void kvt_store_set_stamp_end(struct kvt_store *store, uint64_t stamp_end);
 KVT_MUST_USE int kvt_store_catalog_put(struct kvt_store *store, uint32_t zone, uint32_t number,
                                        const void *data, uint32_t bytes, uint64_t *ret_seq);
 bool kvt_store_is_committed(const struct kvt_store *store, uint32_t zone, uint64_t seq);
-/* Whether the zone has an index that still works. */
+/* The record of a namespace, which has to be in the catalog of each zone with an index before its
+ * rows count there. Zones that were not told since it was opened, or since its epoch rose. */
+uint32_t kvt_store_ns_unrecorded(const struct kvt_store *store, struct kvt_radix_ns ns);
+/* 0, or KVT_INDEX_E_FULL: later. */
+KVT_MUST_USE int kvt_store_ns_record(struct kvt_store *store, struct kvt_radix_ns ns, uint32_t zone,
+                                     const void *data, uint32_t bytes);
+/* At start: @zones have it already. */
+void kvt_store_ns_set_recorded(struct kvt_store *store, struct kvt_radix_ns ns, uint32_t zones);
+/* It cannot have a record: no restart brings it back, and nothing of it is durable. */
+void kvt_store_ns_set_forgotten(struct kvt_store *store, struct kvt_radix_ns ns);
+/* Every zone that is in service has it, durably, and there is one; or it cannot have any. */
+bool kvt_store_ns_is_durable(const struct kvt_store *store, struct kvt_radix_ns ns);
+/* Whether the zone is in service and has an index that still works. */
 bool kvt_store_zone_is_kept(const struct kvt_store *store, uint32_t zone);
+/* Whether some zone has one that still works. */
+bool kvt_store_has_index(const struct kvt_store *store);
 uint32_t kvt_store_zones(const struct kvt_store *store);
-/* Puts that the zone's index refused, so far. */
-uint64_t kvt_store_zone_refused(const struct kvt_store *store, uint32_t zone);
 /* Indexes commit what they have at once. */
 void kvt_store_hasten(struct kvt_store *store);
 
-/* Transfers that are with a tier's thread. */
+/* Transfers that are with a tier's thread, or on their way to it. */
 uint32_t kvt_store_inflight(const struct kvt_store *store);
 
 /* Nanoseconds that reading @bytes whose best copy is in @tier takes now: measured rates and what is

@@ -109,11 +109,19 @@ static enum gone move_down(struct kvt_store *store, struct cell *cell, uint32_t 
     return GONE_NOW;
 }
 
+/* From a device that gives no slots nothing goes for room: it would make none. */
+static bool may_leave(const struct kvt_store *store, const struct cell *cell)
+{
+    uint32_t zone = kvt_slab_zone(store->tiers[KVT_TIER_DISK].slab, cell->slots[KVT_TIER_DISK]);
+
+    return !store->zones[zone].is_closed && kvt_store_index_has_room_in(store, zone);
+}
+
 static enum gone evict_copy(struct kvt_store *store, struct cell *cell, uint32_t tier)
 {
     if (cell->copies[tier].state != COPY_READY || cell->copies[tier].pins > 0)
         return GONE_NOT;
-    if (tier == KVT_TIER_DISK && !kvt_store_index_has_room(store))
+    if (tier == KVT_TIER_DISK && !may_leave(store, cell))
         return GONE_NOT;
     if (has_other_copy(cell, tier)) {
         kvt_store_let_go(store, cell, tier, KVT_DROP_EVICTED);

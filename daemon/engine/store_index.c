@@ -1,7 +1,7 @@
-/* What L3's index is told, so that copies there outlive the daemon.
+/* What L3's index is told, so that copies there outlive the daemon. What it is told to forget is in
+ * store_drop.c, what it says itself in store_events.c.
  *
  *   copy READY on L3 ──▶ todo ──put──▶ index of its zone ──committed──▶ durable (is_indexed)
- *   copy or block goes ─────────put──▶ index            (a full ring: over `drops`, in order)
  *
  * A row of a block needs the rows of all blocks before it, so putting a copy puts, from the root
  * down, the rows that its device does not have yet: a block's tag in the tree says which devices
@@ -17,13 +17,11 @@
 
 #include "daemon/base/alloc.h"
 #include "daemon/base/clock.h"
-#include "daemon/base/log.h"
 #include "daemon/engine/store_internal.h"
 
 #define STRIPE_BLOCKS_DEFAULT 16u
 #define LOST_AFTER_NS_DEFAULT (30ull * KVT_NS_PER_S)
 #define TAGS_BATCH 64u
-#define EVENTS_A_TURN 2048u
 #define QUEUES_SHARE 32u /* of the store's memory, one part in so many */
 #define QUEUE_MIN 1024u
 #define QUEUE_MAX 65536u
@@ -83,10 +81,13 @@ int kvt_store_index_init(struct kvt_store *store)
     if (!store->is_kept)
         return 0;
     store->queue_max = queue_max(&store->config);
+    store->drops_max = store->queue_max / store->zones_count;
     store->todo = kvt_alloc_zeroed(store->queue_max, sizeof(struct todo));
     store->drops = kvt_alloc_zeroed(store->queue_max, sizeof(struct drop));
     if (store->todo == NULL || store->drops == NULL)
         return -ENOMEM;
+    for (uint32_t i = 0; i < store->zones_count; i++)
+        store->zones[i].drops = store->drops + (size_t)i * store->drops_max;
     return kvt_store_load_init(store);
 }
 
@@ -166,153 +167,46 @@ bool kvt_store_slot_info(struct kvt_store *store, const struct cell *cell, uint3
     return true;
 }
 
-/* ---- what goes ------------------------------------------------------------------------------ */
-
-static bool is_zone_kept(const struct store_zone *zone)
-{
-    return zone->index != NULL && !zone->is_index_lost;
-}
-
-static int put_drop(struct kvt_store *store, const struct drop *drop)
-{
-    struct store_zone *zone = &store->zones[drop->zone];
-    const struct kvt_index_put put = {
-        .kind = (enum kvt_index_put_kind)drop->kind,
-        .key = {drop->ns, drop->epoch, drop->block_idx, drop->block_id},
-        .component = drop->component,
-    };
-
-    return is_zone_kept(zone) ? kvt_index_put(zone->index, &put, &zone->seq_put) : 0;
-}
-
-/* In order: behind one that waits, all wait. */
-static void put_drop_or_queue(struct kvt_store *store, const struct drop *drop)
-{
-    if (store->drops_count == 0 && put_drop(store, drop) == 0)
-        return;
-    if (store->drops_count == store->queue_max) {
-        store->index_stale++;
-        return;
-    }
-    store->drops[(store->drops_head + store->drops_count++) % store->queue_max] = *drop;
-}
-
-static bool put_queued_drops(struct kvt_store *store, uint32_t *budget)
-{
-    while (store->drops_count > 0 && *budget > 0) {
-        if (put_drop(store, &store->drops[store->drops_head]) != 0)
-            return false;
-        store->drops_head = (store->drops_head + 1) % store->queue_max;
-        store->drops_count--;
-        (*budget)--;
-    }
-    return store->drops_count == 0;
-}
-
-bool kvt_store_index_has_room(const struct kvt_store *store)
-{
-    return !store->is_kept || store->drops_count < store->queue_max / 2;
-}
-
-/* A put of this copy that is not committed yet must not make a later copy of the cell durable. */
-static void forget_todo(struct kvt_store *store, const struct cell *cell)
-{
-    uint32_t idx = kvt_store_cell_idx(store, cell);
-
-    for (uint64_t at = store->todo_done; at < store->todo_put; at++)
-        if (store->todo[at % store->queue_max].cell.idx == idx)
-            store->todo[at % store->queue_max].seq = 0;
-}
-
-void kvt_store_index_forget(struct kvt_store *store, struct cell *cell)
-{
-    uint64_t tag;
-    struct drop drop = {
-        .epoch = store->ns[cell->ns].epoch,
-        .ns = (uint16_t)store->ns[cell->ns].number,
-        .component = cell->component,
-        .kind = KVT_INDEX_PUT_DROP_COPY,
-    };
-
-    if (!store->is_kept)
-        return;
-    if (!cell->is_indexed)
-        forget_todo(store, cell);
-    cell->is_indexed = 0;
-    drop.zone = (uint16_t)kvt_slab_zone(store->tiers[KVT_TIER_DISK].slab,
-                                        *kvt_store_slot(store, cell, KVT_TIER_DISK, 0));
-    tag = kvt_radix_tag(store->radix, cell->block);
-    drop.block_id = tag & STORE_STAMP_MASK;
-    if ((tag >> STORE_TAG_ZONES_SHIFT & 1ull << drop.zone) == 0)
-        return; /* the zone never had its row, or the block is gone and its rows with it */
-    /* Detached ones too: their rows go when they are reaped, but the slot is free before, and
-     * whatever is put there next must come after this. */
-    drop.block_idx = (uint32_t)kvt_radix_depth_blocks_any(store->radix, cell->block);
-    KVT_ASSERT(drop.block_idx > 0); /* it has a tag, so it is there */
-    drop.block_idx--;
-    put_drop_or_queue(store, &drop);
-}
-
-void kvt_store_index_drop(struct kvt_store *store, uint32_t zone, const struct kvt_index_put *copy)
-{
-    const struct drop drop = {
-        .epoch = copy->key.epoch,
-        .block_id = copy->key.block_id,
-        .block_idx = copy->key.block_idx,
-        .ns = copy->key.ns,
-        .component = copy->component,
-        .zone = (uint16_t)zone,
-        .kind = KVT_INDEX_PUT_DROP_COPY,
-    };
-
-    put_drop_or_queue(store, &drop);
-}
-
-void kvt_store_block_gone(struct kvt_store *store, const struct kvt_radix_gone *gone)
-{
-    uint32_t zones = (uint32_t)(gone->tag >> STORE_TAG_ZONES_SHIFT);
-    struct drop drop = {
-        .epoch = store->ns[gone->ns.idx].epoch,
-        .block_id = gone->tag & STORE_STAMP_MASK,
-        .block_idx = (uint32_t)gone->block_idx,
-        .ns = (uint16_t)store->ns[gone->ns.idx].number,
-        .kind = KVT_INDEX_PUT_DROP_ROW,
-    };
-
-    for (uint32_t i = 0; i < store->zones_count; i++) {
-        drop.zone = (uint16_t)i;
-        if ((zones & 1u << i) != 0)
-            put_drop_or_queue(store, &drop);
-    }
-}
-
-void kvt_store_index_reset(struct kvt_store *store, uint32_t ns)
-{
-    struct drop drop = {
-        .epoch = store->ns[ns].epoch,
-        .ns = (uint16_t)store->ns[ns].number,
-        .kind = KVT_INDEX_PUT_DROP_OLD,
-    };
-
-    for (uint32_t i = 0; store->is_kept && i < store->zones_count; i++) {
-        drop.zone = (uint16_t)i;
-        put_drop_or_queue(store, &drop);
-    }
-}
-
 /* ---- what comes ----------------------------------------------------------------------------- */
 
-void kvt_store_index_want(struct kvt_store *store, struct cell *cell)
+/* The next durable Demote of it asks again, and so does a save. */
+static void skip(struct kvt_store *store)
+{
+    store->index_skipped++;
+    store->has_skipped = true;
+}
+
+static void want(struct kvt_store *store, struct cell *cell, bool is_whole)
 {
     if (!store->is_kept || cell->is_indexed)
         return;
-    if (store->todo_end - store->todo_done == store->queue_max) {
-        store->index_skipped++; /* the next durable Demote of it, or the drain, asks again */
+    if (!kvt_store_index_has_todo_room(store)) {
+        skip(store);
         return;
     }
     store->todo[store->todo_end++ % store->queue_max] = (struct todo){
         .cell = {kvt_store_cell_idx(store, cell), cell->generation},
+        .is_whole = is_whole,
     };
+}
+
+bool kvt_store_index_has_todo_room(const struct kvt_store *store)
+{
+    return store->todo_end - store->todo_done < store->queue_max;
+}
+
+void kvt_store_index_want(struct kvt_store *store, struct cell *cell)
+{
+    want(store, cell, false);
+}
+
+void kvt_store_index_want_again(struct kvt_store *store, struct cell *cell)
+{
+    uint32_t zone = kvt_slab_zone(store->tiers[KVT_TIER_DISK].slab, cell->slots[KVT_TIER_DISK]);
+
+    /* Rows above it may be among those that were refused, though their blocks' tags say that they
+     * were put. */
+    want(store, cell, store->zones[zone].refused > 0);
 }
 
 void kvt_store_want_durable(struct kvt_store *store, struct kvt_cell handle)
@@ -320,7 +214,7 @@ void kvt_store_want_durable(struct kvt_store *store, struct kvt_cell handle)
     struct cell *cell = kvt_store_cell_at(store, handle);
 
     if (cell != NULL && kvt_store_is_readable(cell, KVT_TIER_DISK))
-        kvt_store_index_want(store, cell);
+        kvt_store_index_want_again(store, cell);
 }
 
 /* The first block of the path to @end that @zone has no row of. */
@@ -369,32 +263,36 @@ static int put_row(struct kvt_store *store, uint32_t zone, const struct cell *ce
     return r;
 }
 
-/* The rows from the first that is missing down to the cell's own. 0, KVT_INDEX_E_FULL (some may be
- * put: it goes on there), or -ESTALE. */
-static int put_rows(struct kvt_store *store, uint32_t zone, const struct cell *cell)
+/* The rows from block *inout_at of the path down to the cell's own. 0; KVT_INDEX_E_FULL or -EAGAIN
+ * (the budget is used up): it goes on at *inout_at; or -ESTALE. */
+static int put_rows(struct kvt_store *store, uint32_t zone, const struct cell *cell,
+                    uint64_t *inout_at, uint32_t *inout_budget)
 {
     uint64_t blocks = kvt_radix_depth_blocks(store->radix, cell->block), parent_id = 0;
-    uint64_t at = first_missing(store, cell->block, blocks, zone);
     struct kvt_radix_cell path[TAGS_BATCH];
-    int r = 0;
 
     if (blocks == 0)
         return -ESTALE;
-    while (at < blocks && r == 0) {
-        uint64_t first = at > 0 ? at - 1 : 0, count = KVT_MIN(blocks - first, (uint64_t)TAGS_BATCH);
+    while (*inout_at < blocks) {
+        uint64_t first = *inout_at > 0 ? *inout_at - 1 : 0;
+        uint64_t count = KVT_MIN(blocks - first, (uint64_t)TAGS_BATCH);
 
         if (kvt_radix_path(store->radix, cell->block, 0, first, count, path) != 0)
             return -ESTALE;
-        if (at > 0)
+        if (*inout_at > 0)
             parent_id = kvt_store_block_id(store, path[0].block);
-        for (uint64_t i = at - first; i < count && r == 0; i++, at++) {
-            r = put_row(store, zone, cell, path[i].block, at, parent_id);
+        for (uint64_t i = *inout_at - first; i < count; i++, ++*inout_at) {
+            int r = *inout_budget == 0
+                        ? -EAGAIN
+                        : put_row(store, zone, cell, path[i].block, *inout_at, parent_id);
+
+            if (r != 0)
+                return r;
             parent_id = kvt_store_block_id(store, path[i].block);
+            --*inout_budget;
         }
-        if (r != 0)
-            return r;
     }
-    return r;
+    return 0;
 }
 
 static int put_copy(struct kvt_store *store, uint32_t zone, struct cell *cell)
@@ -426,29 +324,80 @@ static int put_copy(struct kvt_store *store, uint32_t zone, struct cell *cell)
     return kvt_index_put(at->index, &put, &at->seq_put);
 }
 
-/* False: the index takes no more now. */
-static bool put_todo(struct kvt_store *store, struct todo *todo)
+static bool is_same_slot(struct kvt_slot a, struct kvt_slot b)
+{
+    return a.idx == b.idx && a.generation == b.generation;
+}
+
+/* Behind what the zone has to forget, and behind the record of the namespace's present epoch: else
+ * rows of an epoch could be there that the catalog has never heard of, and gives once more. */
+static int put_block(struct kvt_store *store, struct todo *todo, struct cell *cell,
+                     uint32_t *inout_budget)
+{
+    uint64_t blocks = kvt_radix_depth_blocks(store->radix, cell->block);
+    uint64_t at =
+        todo->is_whole ? store->todo_row : first_missing(store, cell->block, blocks, todo->zone);
+    int r;
+
+    if (store->zones[todo->zone].drops_count > 0 ||
+        (store->ns[cell->ns].recorded & 1u << todo->zone) == 0)
+        return KVT_INDEX_E_FULL;
+    r = put_rows(store, todo->zone, cell, &at, inout_budget);
+    store->todo_row = at;
+    return r == 0 ? put_copy(store, todo->zone, cell) : r;
+}
+
+/* Nobody waits for a device that does not answer, or cannot be written. */
+static bool is_hopeless(const struct kvt_store *store, const struct store_zone *zone,
+                        const struct store_ns *ns)
+{
+    return zone->out_since_ns != 0 || (zone->is_loading && store->is_draining) ||
+           (ns->record_refused & 1u << (zone - store->zones)) != 0;
+}
+
+/* 0: it is over with it. KVT_INDEX_E_FULL, -EAGAIN: later. */
+static int put_todo(struct kvt_store *store, struct todo *todo, uint32_t *inout_budget)
 {
     struct cell *cell = kvt_store_cell_at(store, todo->cell);
     struct store_zone *zone;
     int r;
 
     if (cell == NULL || cell->is_indexed || !kvt_store_is_readable(cell, KVT_TIER_DISK))
-        return true;
-    todo->zone = kvt_slab_zone(store->tiers[KVT_TIER_DISK].slab, cell->slots[KVT_TIER_DISK]);
+        return 0;
+    todo->zone =
+        (uint16_t)kvt_slab_zone(store->tiers[KVT_TIER_DISK].slab, cell->slots[KVT_TIER_DISK]);
     zone = &store->zones[todo->zone];
-    if (!is_zone_kept(zone))
-        return true;
-    r = put_rows(store, todo->zone, cell);
-    if (r == 0)
-        r = put_copy(store, todo->zone, cell);
-    if (r == 0)
+    if (!kvt_store_zone_has_index(zone) || store->ns[cell->ns].is_forgotten)
+        return 0;
+    r = put_block(store, todo, cell, inout_budget);
+    if (r == 0) {
         todo->seq = zone->seq_put;
-    return r != KVT_INDEX_E_FULL;
+        todo->slot = cell->slots[KVT_TIER_DISK];
+    } else if (r == KVT_INDEX_E_FULL && is_hopeless(store, zone, &store->ns[cell->ns])) {
+        skip(store);
+        r = 0;
+    }
+    return r == -ESTALE ? 0 : r;
 }
 
-/* What a commit settled: durable, unless something of it was refused; then all of it is as if it
- * had never been put, since it is not known what. */
+static int put_todos(struct kvt_store *store, uint32_t *inout_budget)
+{
+    while (store->todo_put < store->todo_end) {
+        int r =
+            *inout_budget == 0
+                ? -EAGAIN
+                : put_todo(store, &store->todo[store->todo_put % store->queue_max], inout_budget);
+
+        if (r != 0)
+            return r;
+        store->todo_put++;
+        store->todo_row = 0;
+        *inout_budget -= *inout_budget > 0;
+    }
+    return 0;
+}
+
+/* What a commit settled: durable, if it is still the copy that was put. */
 static void settle_todo(struct kvt_store *store)
 {
     for (; store->todo_done < store->todo_put; store->todo_done++) {
@@ -458,13 +407,20 @@ static void settle_todo(struct kvt_store *store)
 
         if (todo->seq == 0 || cell == NULL || zone->is_index_lost)
             continue;
-        if (todo->seq > zone->seq_committed)
+        if (todo->seq <= zone->seq_committed) {
+            if (kvt_store_is_readable(cell, KVT_TIER_DISK) &&
+                is_same_slot(todo->slot, cell->slots[KVT_TIER_DISK]))
+                cell->is_indexed = 1;
+        } else if (zone->out_since_ns == 0) {
             return;
-        if (kvt_store_is_readable(cell, KVT_TIER_DISK))
-            cell->is_indexed = 1;
+        } else {
+            skip(store);
+        }
     }
 }
 
+/* Something of the commit was refused: all of it is as if it had never been put, since it is not
+ * known what. */
 static void forget_refused(struct kvt_store *store, uint32_t zone, uint64_t seq)
 {
     for (uint64_t at = store->todo_done; at < store->todo_put; at++) {
@@ -472,9 +428,23 @@ static void forget_refused(struct kvt_store *store, uint32_t zone, uint64_t seq)
 
         if (todo->zone == zone && todo->seq != 0 && todo->seq <= seq) {
             todo->seq = 0;
-            store->index_skipped++;
+            skip(store);
         }
     }
+}
+
+void kvt_store_index_committed(struct kvt_store *store, uint32_t idx,
+                               const struct kvt_index_event *event)
+{
+    struct store_zone *zone = &store->zones[idx];
+
+    if (event->refused - event->refused_catalogs != zone->refused)
+        forget_refused(store, idx, event->seq);
+    if (event->refused_catalogs != zone->refused_catalogs)
+        kvt_store_records_refused(store, idx, event->seq);
+    zone->refused = event->refused - event->refused_catalogs;
+    zone->refused_catalogs = event->refused_catalogs;
+    zone->seq_committed = event->seq;
 }
 
 /* ---- waiting for a commit ------------------------------------------------------------------- */
@@ -495,7 +465,8 @@ void kvt_store_hasten(struct kvt_store *store)
     for (uint32_t i = 0; i < store->zones_count; i++) {
         struct store_zone *zone = &store->zones[i];
 
-        if (is_zone_kept(zone) && !zone->is_loading && zone->seq_put > zone->seq_synced &&
+        if (kvt_store_zone_has_index(zone) && !zone->is_loading &&
+            zone->seq_put > zone->seq_synced &&
             kvt_index_put(zone->index, &put, &zone->seq_put) == 0)
             zone->seq_synced = zone->seq_put;
     }
@@ -512,183 +483,11 @@ static void end_syncs(struct kvt_store *store)
     }
 }
 
-int kvt_store_catalog_put(struct kvt_store *store, uint32_t zone, uint32_t number, const void *data,
-                          uint32_t bytes, uint64_t *ret_seq)
-{
-    struct store_zone *at = &store->zones[zone];
-    const struct kvt_index_put put = {.kind = KVT_INDEX_PUT_CATALOG,
-                                      .catalog_number = number,
-                                      .catalog_data = data,
-                                      .catalog_bytes = bytes};
-    int r;
-
-    KVT_ASSERT(zone < store->zones_count);
-    *ret_seq = 0;
-    if (!is_zone_kept(at))
-        return 0;
-    r = kvt_index_put(at->index, &put, &at->seq_put);
-    if (r == 0)
-        *ret_seq = at->seq_put;
-    return r;
-}
-
-bool kvt_store_is_committed(const struct kvt_store *store, uint32_t zone, uint64_t seq)
-{
-    return seq <= store->zones[zone].seq_committed || !is_zone_kept(&store->zones[zone]);
-}
-
-bool kvt_store_zone_is_kept(const struct kvt_store *store, uint32_t zone)
-{
-    return zone < store->zones_count && is_zone_kept(&store->zones[zone]);
-}
-
-uint64_t kvt_store_zone_refused(const struct kvt_store *store, uint32_t zone)
-{
-    return store->zones[zone].refused;
-}
-
-uint32_t kvt_store_zones(const struct kvt_store *store)
-{
-    return store->zones_count;
-}
-
-bool kvt_store_is_durable(const struct kvt_store *store, struct kvt_cell handle)
-{
-    const struct cell *cell = kvt_store_cell_at(store, handle);
-
-    /* Without an index nothing outlives the daemon: "durable" is what a flush makes of it. */
-    return cell != NULL && (cell->is_indexed || !store->is_kept);
-}
-
 /* ---- the turn ------------------------------------------------------------------------------- */
-
-static void tell_loaded(const struct kvt_store *store, uint32_t idx,
-                        const struct kvt_index_event *event)
-{
-    const struct kvt_index_loaded *loaded = &event->loaded;
-
-    kvt_log_info(
-        "L3: %s: its index%s has %llu blocks with %llu copies, %llu rows did not hold, read "
-        "in %llu ms%s%s",
-        kvt_store_zone_name(store, idx), loaded->was_rebuilt ? ", made anew from its slots," : "",
-        (unsigned long long)loaded->rows, (unsigned long long)loaded->copies,
-        (unsigned long long)loaded->dropped, (unsigned long long)(loaded->took_ns / KVT_NS_PER_MS),
-        event->why[0] != '\0' ? "; " : "", event->why);
-    if (store->load.dropped > 0)
-        kvt_log_warn(
-            "L3: %llu blocks and copies of its indexes could not be taken: they do not fit "
-            "the devices or the memory of the index any more",
-            (unsigned long long)store->load.dropped);
-}
-
-static void take_event(struct kvt_store *store, uint32_t idx, const struct kvt_index_event *event)
-{
-    struct store_zone *zone = &store->zones[idx];
-
-    switch (event->kind) {
-    case KVT_INDEX_EVENT_ROW:
-    case KVT_INDEX_EVENT_COPY:
-        kvt_store_load_event(store, idx, event);
-        break;
-    case KVT_INDEX_EVENT_LOADED:
-        kvt_store_load_event(store, idx, event);
-        tell_loaded(store, idx, event);
-        break;
-    case KVT_INDEX_EVENT_COMMITTED:
-        if (event->refused != zone->refused)
-            forget_refused(store, idx, event->seq);
-        zone->refused = event->refused;
-        zone->seq_committed = event->seq;
-        store->is_woken = true;
-        break;
-    case KVT_INDEX_EVENT_FAILED:
-        kvt_store_load_event(store, idx, event);
-        kvt_log_error("L3: the index of %s is lost: %s; nothing new is put there, what it holds is "
-                      "served until the daemon stops; restart it to make the index anew",
-                      kvt_store_zone_name(store, idx), event->why);
-        zone->is_index_lost = true;
-        store->is_woken = true;
-        break;
-    }
-}
-
-/* False: none now. A load stops in front of each stray: its parent may be on a device that has not
- * told all yet. */
-static bool next_event(struct kvt_store *store, uint32_t idx, struct kvt_index_event *ret_event)
-{
-    struct store_zone *zone = &store->zones[idx];
-
-    if (zone->is_at_stray || !kvt_index_next(zone->index, ret_event))
-        return false;
-    if (!zone->is_loading || !kvt_store_load_is_stray(store, ret_event))
-        return true;
-    zone->stray = *ret_event; /* it stays valid: nothing is asked of this index meanwhile */
-    zone->is_at_stray = true;
-    return false;
-}
-
-static bool take_some_events(struct kvt_store *store, uint32_t idx)
-{
-    struct kvt_index_event event;
-
-    for (uint32_t i = 0; i < EVENTS_A_TURN; i++) {
-        if (!next_event(store, idx, &event))
-            return false;
-        take_event(store, idx, &event);
-    }
-    return true;
-}
-
-/* The zone whose load goes on now: one after the other until all stand in front of a stray, then
- * the one with the least deep stray, whose parent is there by now if it ever will be. */
-static uint32_t zone_to_load(const struct kvt_store *store)
-{
-    uint32_t least = UINT32_MAX;
-
-    for (uint32_t i = 0; i < store->zones_count; i++) {
-        const struct store_zone *zone = &store->zones[i];
-
-        if (zone->is_loading && !zone->is_at_stray)
-            return i;
-        if (zone->is_loading &&
-            (least == UINT32_MAX ||
-             zone->stray.put.key.block_idx < store->zones[least].stray.put.key.block_idx))
-            least = i;
-    }
-    return least;
-}
-
-static bool take_load_events(struct kvt_store *store, uint32_t idx)
-{
-    struct store_zone *zone = &store->zones[idx];
-    bool is_more;
-
-    if (zone->is_at_stray) {
-        zone->is_at_stray = false;
-        take_event(store, idx, &zone->stray);
-    }
-    is_more = take_some_events(store, idx);
-    kvt_store_load_slice_end(store);
-    /* Whose turn it is next gets no bell for it. */
-    return is_more || zone->is_at_stray || !zone->is_loading;
-}
-
-static bool take_events(struct kvt_store *store)
-{
-    uint32_t loading = zone_to_load(store);
-    bool is_more = false;
-
-    for (uint32_t i = 0; i < store->zones_count; i++)
-        if (store->zones[i].index != NULL && !store->zones[i].is_loading)
-            is_more |= take_some_events(store, i);
-    if (loading != UINT32_MAX)
-        is_more |= take_load_events(store, loading);
-    return is_more;
-}
 
 bool kvt_store_index_turn(struct kvt_store *store, uint32_t budget)
 {
-    bool is_more = take_events(store);
+    bool is_more = kvt_store_take_events(store);
 
     for (uint32_t i = 0; i < store->zones_count; i++) {
         is_more |= kvt_store_zone_turn(store, i);
@@ -697,12 +496,9 @@ bool kvt_store_index_turn(struct kvt_store *store, uint32_t budget)
     if (!store->is_kept)
         return is_more;
     settle_todo(store);
-    if (put_queued_drops(store, &budget)) {
-        for (; store->todo_put < store->todo_end && budget > 0; store->todo_put++, budget--)
-            if (!put_todo(store, &store->todo[store->todo_put % store->queue_max]))
-                break;
-        is_more |= budget == 0;
-    }
+    for (uint32_t i = 0; i < store->zones_count; i++)
+        kvt_store_put_drops(store, i, &budget);
+    is_more |= put_todos(store, &budget) == -EAGAIN || budget == 0;
     settle_todo(store);
     if (!kvt_list_is_empty(&store->syncs) || store->is_draining || store->save.is_running)
         kvt_store_hasten(store);
@@ -712,10 +508,11 @@ bool kvt_store_index_turn(struct kvt_store *store, uint32_t budget)
 
 uint64_t kvt_store_index_next_ns(const struct kvt_store *store)
 {
-    bool is_waiting = store->drops_count > 0 || store->todo_put < store->todo_end;
+    bool is_waiting = store->todo_put < store->todo_end;
 
     for (uint32_t i = 0; i < store->zones_count; i++)
-        is_waiting |= store->zones[i].out_since_ns != 0 && !store->zones[i].is_dropped;
+        is_waiting |= store->zones[i].drops_count > 0 ||
+                      (store->zones[i].out_since_ns != 0 && !store->zones[i].is_dropped);
     /* A full ring rings no bell when it empties; nor does a device's health. */
     return is_waiting ? kvt_time_add(store->now_ns, ZONE_CHECK_NS / 10)
                       : kvt_store_progress_next_ns(store);
@@ -723,7 +520,13 @@ uint64_t kvt_store_index_next_ns(const struct kvt_store *store)
 
 bool kvt_store_index_is_idle(const struct kvt_store *store)
 {
-    return store->drops_count == 0 && store->todo_done == store->todo_end;
+    for (uint32_t i = 0; i < store->zones_count; i++) {
+        const struct store_zone *zone = &store->zones[i];
+
+        if (zone->drops_count > 0 && zone->out_since_ns == 0 && !zone->is_loading)
+            return false;
+    }
+    return store->todo_done == store->todo_end;
 }
 
 bool kvt_store_is_loading(const struct kvt_store *store)

@@ -156,6 +156,11 @@ struct store_component {
 struct store_ns {
     bool is_open;
     uint32_t number; /* in the catalog */
+    /* Its record there: a bit a zone. Put, and not refused so far; refused, and not put again. */
+    uint32_t recorded, record_refused;
+    uint64_t record_seq[KVT_ZONES_MAX], record_retry_ns;
+    bool is_forgotten; /* by a restart: it cannot have a record */
+    uint64_t first_id; /* blocks of the present epoch have numbers from here on */
     uint64_t epoch;
     uint32_t block_tokens, ranks, components_count;
     uint8_t fingerprint[KVT_FINGERPRINT_BYTES];
@@ -195,13 +200,18 @@ struct store_zone {
     const struct kvt_tier_counters *counters; /* health */
     uint64_t base_bytes;
     bool is_loading, is_index_lost;
+    bool has_begun;        /* its load has */
+    bool is_behind;        /* its index could not be told all that went: see store_drop.c */
     bool is_closed;        /* nothing new is put there */
     uint64_t out_since_ns; /* 0: in service */
     bool is_dropped;       /* out for too long, and its copies went */
     uint32_t drop_at;      /* cell that is looked at next for that */
     bool is_at_stray; /* the load stands before a row whose parent is on another device: `stray` */
     struct kvt_index_event stray;
-    uint64_t seq_put, seq_synced, seq_committed, refused;
+    uint64_t seq_put, seq_synced, seq_committed;
+    uint64_t refused, refused_catalogs; /* of the rows and copies, and of the records put so far */
+    struct drop *drops;                 /* a ring of drops_max */
+    uint32_t drops_head, drops_count;
     uint64_t said_ns, said_bytes; /* last line about a scan, and how far it was; 0: none runs */
 };
 
@@ -214,8 +224,10 @@ struct store_recent { /* a block that was put on L3 lately */
 
 struct todo { /* a copy that is on L3 and not durable in the index */
     struct kvt_cell cell;
-    uint64_t seq; /* of its put; 0: not put */
-    uint32_t zone;
+    struct kvt_slot slot; /* of its first shard when it was put */
+    uint64_t seq;         /* of its put; 0: not put */
+    uint16_t zone;
+    bool is_whole; /* put the rows of all its path, whatever the tags say */
 };
 
 struct drop { /* something for the index to forget, when its ring was full */
@@ -287,10 +299,11 @@ struct kvt_store {
     bool has_digest_roots;
     /* Positions only rise: [todo_done, todo_put) are with the index, [todo_put, todo_end) wait. */
     struct todo *todo;
-    uint32_t queue_max; /* of todo, and of drops */
+    uint32_t queue_max, drops_max; /* of todo, and of each zone's drops */
     uint64_t todo_done, todo_put, todo_end;
-    struct drop *drops; /* a ring */
-    uint32_t drops_head, drops_count;
+    uint64_t todo_row;     /* of the one that is put next: row where it goes on */
+    bool has_skipped;      /* of the todo some were given up */
+    struct drop *drops;    /* all zones' */
     struct kvt_list syncs; /* FLUSH jobs, oldest first */
     struct store_load load;
     uint64_t index_skipped, index_stale;
@@ -337,6 +350,11 @@ static inline struct store_component *kvt_store_component(struct kvt_store *stor
 static inline uint64_t kvt_store_content(const struct cell *cell)
 {
     return (uint64_t)cell->content_high << 32 | cell->content_low;
+}
+
+static inline bool kvt_store_zone_has_index(const struct store_zone *zone)
+{
+    return zone->index != NULL && !zone->is_index_lost;
 }
 
 static inline bool kvt_store_is_readable(const struct cell *cell, uint32_t tier)
@@ -396,20 +414,38 @@ uint64_t kvt_store_block_id(struct kvt_store *store, struct kvt_radix_block bloc
  * *ret_tokens lies in the tree. */
 bool kvt_store_slot_info(struct kvt_store *store, const struct cell *cell, uint32_t shard,
                          struct kvt_slot_info *ret_info, const uint32_t **ret_tokens);
-/* The copy on L3 is READY. */
+/* The copy on L3 is READY. Again: its row may have been given up before. */
 void kvt_store_index_want(struct kvt_store *store, struct cell *cell);
+void kvt_store_index_want_again(struct kvt_store *store, struct cell *cell);
+bool kvt_store_index_has_todo_room(const struct kvt_store *store);
+void kvt_store_index_committed(struct kvt_store *store, uint32_t idx,
+                               const struct kvt_index_event *event);
+void kvt_store_index_sync(struct kvt_store *store, struct kvt_job *job);
+bool kvt_store_index_turn(struct kvt_store *store, uint32_t budget);
+uint64_t kvt_store_index_next_ns(const struct kvt_store *store);
+/* Nothing waits for the index any more, but for devices that do not answer. */
+bool kvt_store_index_is_idle(const struct kvt_store *store);
+
+/* ---- store_events.c: what L3's indexes say ---- */
+/* True: there is more. */
+bool kvt_store_take_events(struct kvt_store *store);
+
+/* ---- store_catalog.c ---- */
+/* Some records of zone @zone that were put up to @seq, and are not committed, were refused. */
+void kvt_store_records_refused(struct kvt_store *store, uint32_t zone, uint64_t seq);
+
+/* ---- store_drop.c: what L3's index is told to forget ---- */
+/* Those that wait. */
+void kvt_store_put_drops(struct kvt_store *store, uint32_t idx, uint32_t *inout_budget);
 /* The copy on L3 goes; its block is still there, or the rows went with it. */
 void kvt_store_index_forget(struct kvt_store *store, struct cell *cell);
 /* A copy that the index had and the store does not take. */
 void kvt_store_index_drop(struct kvt_store *store, uint32_t zone, const struct kvt_index_put *copy);
 void kvt_store_index_reset(struct kvt_store *store, uint32_t ns);
-/* Before evicting from L3: the index takes what there is to say. */
+/* Before copies go from L3, of one zone or of any: their indexes take what there is to say. */
+bool kvt_store_index_has_room_in(const struct kvt_store *store, uint32_t zone);
 bool kvt_store_index_has_room(const struct kvt_store *store);
-void kvt_store_index_sync(struct kvt_store *store, struct kvt_job *job);
-bool kvt_store_index_turn(struct kvt_store *store, uint32_t budget);
-uint64_t kvt_store_index_next_ns(const struct kvt_store *store);
-/* Nothing waits for the index any more. */
-bool kvt_store_index_is_idle(const struct kvt_store *store);
+
 /* ---- store_zone.c: L3's devices ---- */
 /* The zone that a copy on L3 should go to. */
 uint32_t kvt_store_pick_zone(struct kvt_store *store, const struct cell *cell);

@@ -134,7 +134,8 @@ bool kvt_store_zone_turn(struct kvt_store *store, uint32_t idx)
                      (unsigned long long)(store->config.lost_after_ns / KVT_NS_PER_S));
         zone->out_since_ns = KVT_MAX(store->now_ns, (uint64_t)1);
     }
-    zone_close(store, idx, is_out || zone->is_index_lost);
+    /* What a load finds is taken even now: the device may be back soon. */
+    zone_close(store, idx, (is_out && !zone->is_loading) || zone->is_index_lost || zone->is_behind);
     if (!is_out && (zone->is_dropped || zone->drop_at == 0)) {
         zone->is_dropped = false;
         zone->drop_at = 0;

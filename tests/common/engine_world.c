@@ -49,6 +49,7 @@ static void make_tiers(struct world *world, const struct world_config *config)
         if (i == KVT_TIER_DISK && config->devices > 0) {
             tier.zones = config->devices;
             tier.is_crash_tolerant = true;
+            tier.is_volatile = config->is_disk_volatile;
         }
 
         if (bytes[i] == 0)
@@ -77,11 +78,72 @@ static void open_namespace(struct world *world, const struct world_config *confi
     call_run(&call);
     CHECK_CODE(&call.op, KVT_CODE_OK);
     world->ns = call.op.ans.open_namespace.ns;
+    world->epoch = call.op.ans.open_namespace.epoch;
     call_deinit(&call);
 }
 
+/* As a start of the daemon does: durable in each catalog before anything is served. */
+static void reserve_stamps(struct world *world, struct kvt_engine_config *engine)
+{
+    uint64_t stamps = world->config.stamps != 0 ? world->config.stamps : 1u << 28;
+    struct kvt_disk_state state;
+    uint8_t data[KVT_DISK_STATE_BYTES];
+    struct kvt_index_put put = {.kind = KVT_INDEX_PUT_CATALOG,
+                                .catalog_number = KVT_DISK_CATALOG_STATE,
+                                .catalog_data = data,
+                                .catalog_bytes = sizeof(data)};
+
+    for (uint32_t i = 0; i < world->config.devices; i++) {
+        const struct kvt_index_put *old =
+            fake_index_catalog(world->indexes[i], KVT_DISK_CATALOG_STATE);
+
+        if (old == NULL)
+            continue;
+        CHECK(kvt_disk_catalog_decode_state(old->catalog_data, old->catalog_bytes, &state));
+        world->stamps_first = KVT_MAX(world->stamps_first, state.stamps_end);
+    }
+    engine->store.stamp_first = world->stamps_first;
+    engine->store.stamp_end = world->stamps_first + stamps;
+    for (uint32_t i = 0; i < world->config.devices; i++) {
+        state = (struct kvt_disk_state){.stamps_end = engine->store.stamp_end};
+        engine->devices[i].state = state;
+        kvt_disk_catalog_encode_state(data, &state);
+        fake_index_add(world->indexes[i], &put);
+    }
+}
+
+static int sync_data(void *ctx)
+{
+    struct world_device *device = ctx;
+
+    fake_tier_sync(device->world->tiers[KVT_TIER_DISK], device->idx);
+    return 0;
+}
+
+static int write_catalog(void *ctx, uint32_t number, const void *data, uint32_t bytes)
+{
+    const struct world_device *device = ctx;
+
+    (void)number;
+    (void)data;
+    (void)bytes;
+    return device->catalog_result;
+}
+
+static bool has_record(const struct fake_index *index, uint32_t number,
+                       const struct kvt_disk_ns_record *record)
+{
+    const struct kvt_index_put *put = fake_index_catalog(index, number);
+    struct kvt_disk_ns_record own;
+
+    return record->is_used && put != NULL &&
+           kvt_disk_catalog_decode_ns(put->catalog_data, put->catalog_bytes, &own) &&
+           own.epoch == record->epoch &&
+           memcmp(own.fingerprint, record->fingerprint, sizeof(own.fingerprint)) == 0;
+}
+
 static void open_indexes(struct world *world, struct kvt_engine_config *engine,
-                         struct kvt_disk_ns_record *records)
+                         struct kvt_disk_ns_record *records, uint32_t *missing)
 {
     struct kvt_index_ns namespaces[KVT_NAMESPACES_MAX] = {0};
 
@@ -96,26 +158,29 @@ static void open_indexes(struct world *world, struct kvt_engine_config *engine,
             if (!records[i].is_used || record.epoch > records[i].epoch)
                 records[i] = record;
         }
+        for (uint32_t device = 0; device < world->config.devices; device++)
+            if (!has_record(world->indexes[device], i, &records[i]))
+                missing[i] |= 1u << device;
         namespaces[i].is_used = records[i].is_used;
         namespaces[i].epoch = records[i].epoch;
         namespaces[i].block_tokens = WORLD_BLOCK_TOKENS;
         memcpy(namespaces[i].fingerprint, records[i].fingerprint, KVT_FINGERPRINT_BYTES);
     }
     engine->namespaces = records;
+    engine->namespaces_missing = missing;
+    reserve_stamps(world, engine);
     for (uint32_t device = 0; device < world->config.devices; device++) {
         fake_index_set_time(world->indexes[device], world->now_ns);
         world->open_indexes[device] = fake_index_open(world->indexes[device], namespaces, false);
         engine->store.indexes[device] = world->open_indexes[device];
     }
-    engine->store.stamp_first = world->stamps_end;
-    world->stamps_end += 1u << 28;
-    engine->store.stamp_end = world->stamps_end;
 }
 
 static void open_engine(struct world *world)
 {
     const struct world_config *config = &world->config;
     struct kvt_disk_ns_record *records = kvt_alloc_zeroed(KVT_NAMESPACES_MAX, sizeof(*records));
+    uint32_t missing[KVT_NAMESPACES_MAX] = {0};
     struct kvt_engine_config engine = {
         .store = {.slab_unit_bytes = {32768, 32768, 32768},
                   .real_ns = fixed_real_ns,
@@ -132,7 +197,7 @@ static void open_engine(struct world *world)
 
     CHECK(records != NULL);
     if (config->devices > 0)
-        open_indexes(world, &engine, records);
+        open_indexes(world, &engine, records, missing);
     for (uint32_t i = 0; i < KVT_TIERS_COUNT; i++)
         engine.store.tiers[i] = world->tiers[i] != NULL ? fake_tier_base(world->tiers[i]) : NULL;
     engine.store.host_memory = world->host_memory;
@@ -150,18 +215,23 @@ void world_init(struct world *world, const struct world_config *config)
                             .ranks = config->ranks,
                             .components_count = config->has_window ? 2 : 1,
                             .shard_bytes = {4096, 2048},
-                            .stamps_end = 1};
+                            .stamps_first = 1};
     notified = world;
     kvt_log_set_level(KVT_LOG_ERROR); /* what is injected is not news */
     make_tiers(world, config);
     for (uint32_t i = 0; i < config->devices; i++) {
         const struct fake_index_config index = {.seed = config->seed + 100 + i,
+                                                .ring_bytes = config->ring_bytes,
+                                                .data_sync = sync_data,
+                                                .catalog_write = write_catalog,
+                                                .ctx = &world->device[i],
                                                 .delay_ns_max = config->commit_delay_ns_max,
                                                 .load_event_ns = config->load_event_ns,
                                                 .refuse_rate = config->refuse_rate,
                                                 .is_lenient = config->is_index_lenient,
                                                 .has_siblings = config->devices > 1};
 
+        world->device[i] = (struct world_device){.world = world, .idx = i};
         world->indexes[i] = fake_index_new(&index);
         CHECK(world->indexes[i] != NULL);
     }
@@ -181,6 +251,8 @@ void world_restart(struct world *world, bool is_clean)
             fake_index_hold(world->indexes[i], true);
         world_settle(world);
     }
+    if (world->before_death != NULL)
+        world->before_death(world);
     world->engine = kvt_engine_free(world->engine);
     for (uint32_t i = 0; i < world->config.devices; i++) {
         if (is_clean) {
@@ -190,6 +262,8 @@ void world_restart(struct world *world, bool is_clean)
             fake_index_hold(world->indexes[i], false);
         }
     }
+    if (!is_clean && world->config.devices > 0)
+        fake_tier_crash(world->tiers[KVT_TIER_DISK]);
     memset(world->host_memory, 0xcd, world->config.l2_bytes);
     if (world->while_dead != NULL)
         world->while_dead(world);

@@ -32,6 +32,9 @@ struct world_config {
     bool is_index_lenient; /* see fake_index.h: rows may be left behind that were never loaded */
     enum kvt_write_policy write_policy;
     uint64_t lost_after_ns;
+    bool is_disk_volatile; /* see fake_tier.h */
+    uint64_t ring_bytes;   /* of each index; 0: as fake_index.h says */
+    uint64_t stamps;       /* numbers that a start reserves; 0: many */
 };
 
 #define WORLD_DEVICES_MAX 4u
@@ -41,8 +44,16 @@ struct world {
     struct kvt_engine *engine;
     struct fake_index *indexes[WORLD_DEVICES_MAX];
     struct kvt_index *open_indexes[WORLD_DEVICES_MAX];
-    uint64_t stamps_end;
-    void (*while_dead)(struct world *world); /* between two engines; NULL: nothing */
+    uint64_t stamps_first;
+    struct world_device {
+        struct world *world;
+        uint32_t idx;
+        int catalog_result; /* of writes to its catalog */
+    } device[WORLD_DEVICES_MAX];
+    /* Around the time between two engines; NULL: nothing. */
+    void (*before_death)(struct world *world);
+    void (*while_dead)(struct world *world);
+    uint64_t epoch; /* of the namespace when it was opened */
     struct kvt_service service;
     struct fake_tier *tiers[KVT_TIERS_COUNT];
     uint8_t *host_memory;

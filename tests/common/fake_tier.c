@@ -13,6 +13,12 @@ struct fake_xfer {
     uint64_t start_ns, due_ns;
 };
 
+struct written { /* not synchronised; newest first */
+    struct written *older;
+    uint64_t offset_bytes, bytes;
+    uint8_t before[]; /* what was there */
+};
+
 struct fake_tier {
     struct kvt_tier base;
     struct fake_tier_config config;
@@ -22,7 +28,10 @@ struct fake_tier {
     uint64_t random, now_ns, outage_end_ns, injected, bad_slots;
     bool is_faulty;
     struct kvt_tier_counters zones[KVT_ZONES_MAX];
+    struct written *written[KVT_ZONES_MAX];
 };
+
+#define SECTOR_BYTES 512u
 
 static bool chance(struct fake_tier *tier, uint32_t rate)
 {
@@ -71,6 +80,31 @@ static void seal(struct fake_tier *tier, const struct kvt_xfer *xfer, uint64_t h
     demand(kvt_slot_header_check(slot, &xfer->key), "header of a slot just filled");
 }
 
+static uint64_t zone_of(const struct fake_tier *tier, uint64_t offset_bytes)
+{
+    return tier->config.zones == 0
+               ? 0
+               : offset_bytes / (tier->config.capacity_bytes / tier->config.zones);
+}
+
+/* The disk's bytes there are about to change. */
+static void note_write(struct fake_tier *tier, uint64_t offset_bytes, uint64_t bytes)
+{
+    struct written **newest = &tier->written[zone_of(tier, offset_bytes)];
+    struct written *written;
+
+    if (!tier->config.is_volatile)
+        return;
+    written = malloc(sizeof(*written) + bytes);
+    if (written == NULL)
+        abort();
+    written->older = *newest;
+    written->offset_bytes = offset_bytes;
+    written->bytes = bytes;
+    memcpy(written->before, tier->memory + offset_bytes, bytes);
+    *newest = written;
+}
+
 static int move_bytes(struct fake_tier *tier, struct kvt_xfer *xfer)
 {
     uint64_t bytes = xfer->key.payload_bytes, hash = 0;
@@ -89,6 +123,8 @@ static int move_bytes(struct fake_tier *tier, struct kvt_xfer *xfer)
     } else if (tier->config.id == KVT_TIER_DISK) {
         src = at_place(tier, &xfer->src);
         dst = at_place(tier, &xfer->dst);
+        if (xfer->dst.kind == KVT_PLACE_DISK)
+            note_write(tier, xfer->dst.offset_bytes, xfer->slot_bytes);
         memcpy(dst, src, xfer->slot_bytes);
         xfer->verdict = kvt_slot_check(dst, &xfer->key);
         if (tier->config.is_crash_tolerant && xfer->verdict != KVT_SLOT_OK) {
@@ -111,6 +147,8 @@ static void scribble(struct fake_tier *tier, const struct kvt_xfer *xfer)
 {
     if (xfer->dst.kind == KVT_PLACE_CLIENT || xfer->dst.kind == KVT_PLACE_NONE)
         return;
+    if (xfer->dst.kind == KVT_PLACE_DISK)
+        note_write(tier, xfer->dst.offset_bytes, xfer->slot_bytes);
     memset(at_place(tier, &xfer->dst), 0xee,
            xfer->dst.kind == KVT_PLACE_DEVICE ? xfer->key.payload_bytes : xfer->slot_bytes);
 }
@@ -118,12 +156,9 @@ static void scribble(struct fake_tier *tier, const struct kvt_xfer *xfer)
 static bool is_zone_out(const struct fake_tier *tier, const struct kvt_xfer *xfer)
 {
     const struct kvt_place *at = xfer->src.kind == KVT_PLACE_DISK ? &xfer->src : &xfer->dst;
-    uint64_t zone_bytes;
 
-    if (tier->config.zones == 0 || at->kind != KVT_PLACE_DISK)
-        return false;
-    zone_bytes = tier->config.capacity_bytes / tier->config.zones;
-    return atomic_load(&tier->zones[at->offset_bytes / zone_bytes].health) != KVT_TIER_HEALTH_OK;
+    return tier->config.zones != 0 && at->kind == KVT_PLACE_DISK &&
+           atomic_load(&tier->zones[zone_of(tier, at->offset_bytes)].health) != KVT_TIER_HEALTH_OK;
 }
 
 static int run(struct fake_tier *tier, struct kvt_xfer *xfer, uint64_t start_ns)
@@ -216,6 +251,8 @@ static void fake_close(struct kvt_tier *base)
     struct fake_tier *tier = (struct fake_tier *)base;
 
     KVT_ASSERT(tier->count == 0);
+    for (uint32_t i = 0; i < KVT_ZONES_MAX; i++)
+        fake_tier_sync(tier, i);
     kvt_free(tier->memory);
     kvt_free(tier->xfers);
     kvt_free(tier);
@@ -255,6 +292,32 @@ struct fake_tier *fake_tier_new(const struct fake_tier_config *config)
 void fake_tier_set_zone_out(struct fake_tier *tier, uint32_t zone, bool is_out)
 {
     atomic_store(&tier->zones[zone].health, is_out ? KVT_TIER_HEALTH_OUT : KVT_TIER_HEALTH_OK);
+}
+
+void fake_tier_sync(struct fake_tier *tier, uint32_t zone)
+{
+    while (tier->written[zone] != NULL) {
+        struct written *written = tier->written[zone];
+
+        tier->written[zone] = written->older;
+        free(written);
+    }
+}
+
+void fake_tier_crash(struct fake_tier *tier)
+{
+    KVT_ASSERT(tier->count == 0);
+    for (uint32_t zone = 0; zone < KVT_ZONES_MAX; zone++) {
+        for (const struct written *at = tier->written[zone]; at != NULL; at = at->older) {
+            uint64_t fate = fake_random(&tier->random) % 4; /* there, gone, or a bit of both */
+
+            for (uint64_t done = 0; done < at->bytes; done += SECTOR_BYTES)
+                if (fate == 1 || (fate > 1 && fake_random(&tier->random) % 2 == 0))
+                    memcpy(tier->memory + at->offset_bytes + done, at->before + done,
+                           KVT_MIN(at->bytes - done, (uint64_t)SECTOR_BYTES));
+        }
+        fake_tier_sync(tier, zone);
+    }
 }
 
 uint8_t *fake_tier_memory(struct fake_tier *tier)

@@ -28,6 +28,9 @@ struct fake_tier_config {
      * the engine's fault. */
     bool is_crash_tolerant;
     uint32_t zones; /* equal parts, each with its health; 0: none */
+    /* DISK: what was written since the last fake_tier_sync of its zone may be lost by
+     * fake_tier_crash, or torn at 512 bytes, in any order. Else all is there at once. */
+    bool is_volatile;
 };
 
 /* NULL: no memory. */
@@ -41,6 +44,10 @@ uint64_t fake_tier_next_ns(const struct fake_tier *tier);
 void fake_tier_set_faulty(struct fake_tier *tier, bool is_faulty);
 /* Takes one zone out of service, or back. */
 void fake_tier_set_zone_out(struct fake_tier *tier, uint32_t zone, bool is_out);
+/* What was written to the zone before is durable. */
+void fake_tier_sync(struct fake_tier *tier, uint32_t zone);
+/* The power is gone; nothing is in flight. */
+void fake_tier_crash(struct fake_tier *tier);
 uint8_t *fake_tier_memory(struct fake_tier *tier);
 uint64_t fake_tier_bad_slots(const struct fake_tier *tier); /* found by reading, not injected */
 uint64_t fake_tier_injected(const struct fake_tier *tier);  /* failures so far */

@@ -1,15 +1,17 @@
 /* The whole engine in virtual time: engines of two ranks each look up, promote, reserve, demote,
  * cancel, let deadlines pass, use stale and foreign handles, and die midway, over tiers that are
  * slow and fail. Now and then the daemon is stopped or crashes, and another one begins on what two
- * devices of L3 and their indexes have. Every promoted block is verified; invariants are checked;
- * in the end nobody holds anything. The same seed gives the same trace.
+ * devices of L3 and their indexes have; a crash loses or tears what was written and not yet
+ * synchronised. Devices go out of service and come back, indexes stand still or are lost. Every
+ * promoted block is verified; what was durable is demanded after each restart; invariants are
+ * checked; in the end nobody holds anything. The same seed gives the same trace.
  *
  * usage: engine_sim [--seed N] [--steps N] */
 #include <stdlib.h>
 #include <string.h>
 
 #include "tests/common/check.h"
-#include "tests/common/engine_world.h"
+#include "tests/common/engine_copies.h"
 
 #define ENGINES 3u
 #define RANKS 2u
@@ -37,8 +39,11 @@ struct sim {
     struct agent agents[AGENTS];
     struct held leases[ENGINES][HELD], tickets[ENGINES][HELD];
     uint64_t random;
-    uint64_t verified, wrong, late, ops, restarts, loaded;
+    uint64_t verified, wrong, late, ops, restarts, durable, epoch;
+    struct world_copies copies; /* durable when the last engine ended */
 };
+
+static struct sim sim_now; /* one at a time */
 
 static uint64_t below(struct sim *sim, uint64_t n)
 {
@@ -108,6 +113,10 @@ static void on_answer(struct sim *sim, struct agent *agent)
     case KVT_OP_QUIESCE:
         if (is_ok)
             agent->must_quiesce = false;
+        break;
+    case KVT_OP_RESET:
+        if (is_ok)
+            sim->epoch = KVT_MAX(sim->epoch, op->ans.reset.epoch);
         break;
     default:
         break;
@@ -302,6 +311,40 @@ static void ask(struct sim *sim, struct agent *agent)
     call_submit(&agent->call);
 }
 
+static void note_durable(struct world *world)
+{
+    world_copies_take(&sim_now.copies, world);
+}
+
+static uint64_t dropped_from_l3(const struct kvt_store_stats *stats)
+{
+    uint64_t dropped = 0;
+
+    for (uint32_t i = 0; i < KVT_DROP_REASONS; i++)
+        dropped += stats->tiers[KVT_TIER_DISK].dropped[i];
+    return dropped;
+}
+
+/* What was durable came back, but for what was evicted since. */
+static void demand(struct sim *sim)
+{
+    struct kvt_store_stats stats;
+    uint64_t missing;
+
+    CHECK(sim->world.epoch >= sim->epoch);
+    do {
+        world_turn(&sim->world);
+        kvt_engine_store_stats(sim->world.engine, &stats);
+    } while (stats.index.is_loading);
+    missing = world_copies_missing(&sim->copies, &sim->world);
+    if (missing > dropped_from_l3(&stats))
+        fprintf(stderr, "restart %llu: of %llu durable copies %llu are missing, %llu dropped\n",
+                (unsigned long long)sim->restarts, (unsigned long long)sim->copies.count,
+                (unsigned long long)missing, (unsigned long long)dropped_from_l3(&stats));
+    CHECK(missing <= dropped_from_l3(&stats));
+    sim->durable += sim->copies.count - missing;
+}
+
 /* The daemon ends, in one way or another; so do the engines that were attached. */
 static void restart(struct sim *sim)
 {
@@ -310,17 +353,66 @@ static void restart(struct sim *sim)
             die(sim, &sim->agents[i]);
     world_settle(&sim->world);
     world_check(&sim->world);
-    world_restart(&sim->world, below(sim, 2) == 0);
+    for (uint32_t i = 0; i < sim->world.config.devices; i++)
+        fake_index_hold(sim->world.indexes[i], false);
+    world_restart(&sim->world, below(sim, 3) == 0);
+    for (uint32_t i = 0; i < sim->world.config.devices; i++) {
+        sim->world.device[i].catalog_result = 0;
+        fake_tier_set_zone_out(sim->world.tiers[KVT_TIER_DISK], i, false);
+    }
+    sim->restarts++;
+    demand(sim);
     memset(sim->leases, 0, sizeof(sim->leases));
     memset(sim->tickets, 0, sizeof(sim->tickets));
-    sim->restarts++;
+}
+
+/* Something happens to a device, or is over. */
+static void trouble(struct sim *sim)
+{
+    uint32_t device = (uint32_t)below(sim, sim->world.config.devices);
+
+    switch (below(sim, 16)) {
+    case 0:
+        if (below(sim, 8) == 0)
+            fake_index_fail(sim->world.indexes[device], 11, "helper ended");
+        break;
+    case 1:
+    case 2:
+        fake_index_hold(sim->world.indexes[device], true);
+        break;
+    case 3:
+    case 4:
+        fake_tier_set_zone_out(sim->world.tiers[KVT_TIER_DISK], device, true);
+        break;
+    case 5:
+        sim->world.device[device].catalog_result = -EIO;
+        break;
+    case 6:
+    case 7:
+        sim->world.device[device].catalog_result = 0;
+        break;
+    default:
+        fake_index_hold(sim->world.indexes[device], false);
+        fake_tier_set_zone_out(sim->world.tiers[KVT_TIER_DISK], device, false);
+        break;
+    }
+}
+
+static void calm(struct sim *sim)
+{
+    for (uint32_t i = 0; i < sim->world.config.devices; i++) {
+        fake_index_hold(sim->world.indexes[i], false);
+        fake_tier_set_zone_out(sim->world.tiers[KVT_TIER_DISK], i, false);
+        sim->world.device[i].catalog_result = 0;
+    }
 }
 
 static void step(struct sim *sim)
 {
     if (below(sim, 700) == 0)
         restart(sim);
-
+    if (below(sim, 100) == 0)
+        trouble(sim);
     for (uint32_t i = 0; i < AGENTS; i++) {
         struct agent *agent = &sim->agents[i];
 
@@ -366,57 +458,76 @@ static void rest(struct sim *sim)
     call_deinit(&call);
 }
 
+/* Worlds differ: much L3 or little, rings that are always full or never. */
+static struct world_config config_of(uint64_t seed)
+{
+    uint64_t random = seed;
+    bool is_roomy = fake_random(&random) % 2 == 0;
+    bool is_narrow = fake_random(&random) % 3 == 0;
+    uint32_t devices = 1 + (uint32_t)(fake_random(&random) % 3);
+
+    return (struct world_config){.seed = seed,
+                                 .l1_bytes = 256u << 10,
+                                 .l2_bytes = 512u << 10,
+                                 .l3_bytes = devices * (is_roomy ? 2u << 20 : 512u << 10),
+                                 .index_bytes = 4u << 20,
+                                 .delay_ns_max = KVT_NS_PER_MS,
+                                 .fault_rate = (uint32_t)(fake_random(&random) % 12),
+                                 .ranks = RANKS,
+                                 .has_window = true,
+                                 .devices = devices,
+                                 .commit_delay_ns_max = 5 * KVT_NS_PER_MS,
+                                 .load_event_ns = 20 * KVT_NS_PER_US,
+                                 .refuse_rate = fake_random(&random) % 2 == 0 ? 0 : 5,
+                                 .is_index_lenient = true,
+                                 .lost_after_ns = fake_random(&random) % 8 * KVT_NS_PER_MS + 1,
+                                 .is_disk_volatile = true,
+                                 .ring_bytes = is_narrow ? 8192 : 0,
+                                 .stamps = 2000,
+                                 .write_policy = fake_random(&random) % 2 == 0 ? KVT_WRITE_BACK
+                                                                               : KVT_WRITE_THROUGH};
+}
+
 static uint64_t run(uint64_t seed, uint64_t steps)
 {
-    const struct world_config config = {.seed = seed,
-                                        .l1_bytes = 256u << 10,
-                                        .l2_bytes = 512u << 10,
-                                        .l3_bytes = 1u << 20,
-                                        .index_bytes = 4u << 20,
-                                        .delay_ns_max = KVT_NS_PER_MS,
-                                        .fault_rate = 10,
-                                        .ranks = RANKS,
-                                        .has_window = true,
-                                        .devices = 2,
-                                        .commit_delay_ns_max = 5 * KVT_NS_PER_MS,
-                                        .load_event_ns = 20 * KVT_NS_PER_US,
-                                        .refuse_rate = 5,
-                                        .is_index_lenient = true,
-                                        .lost_after_ns = KVT_NS_PER_MS};
-    static struct sim sim;
+    const struct world_config config = config_of(seed);
     struct kvt_engine_counts counts;
 
-    memset(&sim, 0, sizeof(sim));
-    sim.random = seed;
-    world_init(&sim.world, &config);
+    memset(&sim_now, 0, sizeof(sim_now));
+    sim_now.random = seed;
+    world_init(&sim_now.world, &config);
+    sim_now.world.before_death = note_durable;
     for (uint32_t i = 0; i < AGENTS; i++) {
-        sim.agents[i].engine = i / RANKS;
-        sim.agents[i].rank = i % RANKS;
-        call_init(&sim.agents[i].call, &sim.world);
+        sim_now.agents[i].engine = i / RANKS;
+        sim_now.agents[i].rank = i % RANKS;
+        call_init(&sim_now.agents[i].call, &sim_now.world);
     }
     for (uint64_t i = 0; i < steps; i++) {
-        step(&sim);
+        step(&sim_now);
         if (i % 16 == 0)
-            world_check(&sim.world);
+            world_check(&sim_now.world);
     }
     for (uint32_t i = 0; i < AGENTS; i++) {
-        if (sim.agents[i].is_attached)
-            die(&sim, &sim.agents[i]);
-        call_deinit(&sim.agents[i].call);
+        if (sim_now.agents[i].is_attached)
+            die(&sim_now, &sim_now.agents[i]);
+        call_deinit(&sim_now.agents[i].call);
     }
-    rest(&sim);
-    world_settle(&sim.world);
-    world_check(&sim.world);
-    kvt_engine_counts(sim.world.engine, &counts);
+    calm(&sim_now);
+    rest(&sim_now);
+    world_settle(&sim_now.world);
+    world_check(&sim_now.world);
+    kvt_engine_counts(sim_now.world.engine, &counts);
     CHECK(counts.sessions == 0 && counts.engines == 0);
     printf("seed %llu: %llu requests, %llu blocks verified, %llu wrong, %llu answered before "
-           "quiesced, %llu restarts, trace %016llx\n",
-           (unsigned long long)seed, (unsigned long long)sim.ops, (unsigned long long)sim.verified,
-           (unsigned long long)sim.wrong, (unsigned long long)sim.late,
-           (unsigned long long)sim.restarts, (unsigned long long)sim.world.trace);
-    CHECK(sim.wrong == 0 && sim.verified > 0 && sim.restarts > 0);
-    world_deinit(&sim.world);
-    return sim.world.trace;
+           "quiesced, %llu restarts, %llu durable copies came back, trace %016llx\n",
+           (unsigned long long)seed, (unsigned long long)sim_now.ops,
+           (unsigned long long)sim_now.verified, (unsigned long long)sim_now.wrong,
+           (unsigned long long)sim_now.late, (unsigned long long)sim_now.restarts,
+           (unsigned long long)sim_now.durable, (unsigned long long)sim_now.world.trace);
+    CHECK(sim_now.wrong == 0 && sim_now.verified > 0 && sim_now.restarts > 0);
+    world_copies_free(&sim_now.copies);
+    world_deinit(&sim_now.world);
+    return sim_now.world.trace;
 }
 
 int main(int argc, char **argv)

@@ -668,7 +668,16 @@ static void test_scan_of_striped_devices(void (*scan)(struct world *world))
 
 static void forget_stamps(struct world *world)
 {
-    world->stamps_end = 1;
+    const struct kvt_disk_state state = {.stamps_end = 1};
+    uint8_t data[KVT_DISK_STATE_BYTES];
+    const struct kvt_index_put put = {.kind = KVT_INDEX_PUT_CATALOG,
+                                      .catalog_number = KVT_DISK_CATALOG_STATE,
+                                      .catalog_data = data,
+                                      .catalog_bytes = sizeof(data)};
+
+    kvt_disk_catalog_encode_state(data, &state);
+    fake_index_add(world->indexes[0], &put);
+    world->stamps_first = 1;
 }
 
 /* A device that was copied back beside an index that was not: the numbers that are reserved were
