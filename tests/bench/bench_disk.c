@@ -8,6 +8,9 @@
  * the same rounds on a file of its own, where it is installed. What a device does beside bandwidth
  * is in bench_disk_paths.c.
  *
+ *     bench-disk [--json] [--quick] [--only-kib N] [--inflight-kib N]
+ *
+ * for one size of slots, and for so many bytes in flight in the tier instead of what it finds out.
  * Files are made in the current directory, or in $KVT_BENCH_DIR. Interleaved rounds. */
 #include <fcntl.h>
 #include <liburing.h>
@@ -33,7 +36,8 @@
 #define DEPTH_MAX 62u
 #define BLOCK_TOKENS 64u
 #define XFERS_MAX (CALL_BYTES / (64u << 10))
-#define ROUNDS_MAX 9u
+#define ROUNDS_MAX 27u
+#define FIO_EVERY 3u /* rounds: it takes a second where the others take a third of one */
 #define SIDES_MAX 3u
 
 struct side {
@@ -53,7 +57,7 @@ struct world {
     int bare_fd;
     struct io_uring ring;
     struct kvt_xfer xfers[XFERS_MAX];
-    uint64_t slot_bytes;
+    uint64_t slot_bytes, inflight_bytes;
     uint32_t call_count, position; /* slots a call; the call's place in the span */
 };
 
@@ -72,6 +76,7 @@ static void side_open(struct world *world, const char *name, const char *note, u
                                      .host_memory = memory,
                                      .host_memory_bytes = CALL_BYTES,
                                      .inflight_max = XFERS_MAX,
+                                     .inflight_bytes_max = world->inflight_bytes,
                                      .doorbell = &world->bell};
     struct kvt_disk_report report;
     int r;
@@ -311,14 +316,15 @@ static void bench_size(struct bench *bench, struct world *world, uint64_t slot_b
         world->position = r * 3 % (SPAN_BYTES / CALL_BYTES);
         for (int is_read = 0; is_read < 2; is_read++) {
             bare[is_read][r] = call_bare(world, is_read);
-            fio[is_read][r] = call_fio(world, slot_bytes, is_read);
+            if (r % FIO_EVERY == 0)
+                fio[is_read][r / FIO_EVERY] = call_fio(world, slot_bytes, is_read);
             for (uint32_t s = 0; s < world->sides_count; s++)
                 tier[is_read][s][r] = call_tier(world, &world->sides[s], is_read);
         }
     }
     for (int is_read = 1; is_read >= 0; is_read--) {
         row_of_fio(bench, slot_bytes, is_read != 0, bench_median(tier[is_read][0], rounds),
-                   bench_median(fio[is_read], rounds));
+                   bench_median(fio[is_read], (uint32_t)kvt_div_up(rounds, FIO_EVERY)));
         for (uint32_t s = 0; s < world->sides_count; s++) {
             snprintf(figures[texts], sizeof(figures[0]), "L3 %s, %llu KiB, %s",
                      is_read ? "read" : "write", (unsigned long long)(slot_bytes >> 10),
@@ -339,14 +345,19 @@ int main(int argc, char **argv)
 {
     static struct world world;
     struct bench bench;
+    uint64_t only_bytes;
     int status;
 
     bench_begin(&bench, "L3", argc, argv);
+    only_bytes = bench_arg_u64(argc, argv, "--only-kib", 0) << 10;
+    world.inflight_bytes = bench_arg_u64(argc, argv, "--inflight-kib", 0) << 10;
     world_open(&world);
     for (uint64_t slot_bytes = 64 << 10; slot_bytes <= 4 << 20; slot_bytes *= 4)
-        bench_size(&bench, &world, slot_bytes);
+        if (only_bytes == 0 || only_bytes == slot_bytes)
+            bench_size(&bench, &world, slot_bytes);
     (void)unlink(world.fio_path);
-    bench_disk_paths(&bench);
+    if (only_bytes == 0)
+        bench_disk_paths(&bench);
     status = bench_end(&bench);
     io_uring_queue_exit(&world.ring);
     close(world.bare_fd);

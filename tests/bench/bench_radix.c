@@ -10,14 +10,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-struct kvt_radix *bench_radix_new(size_t memory_bytes, bool is_populated)
+struct kvt_radix *bench_radix_new(size_t memory_bytes, uint32_t how)
 {
     const struct kvt_radix_config config = {.memory_bytes = memory_bytes,
                                             .seed = 0x5eed,
                                             .namespaces_max = 4,
                                             .roots_max = 16,
                                             .mask_evictable = 0x07,
-                                            .is_populated = is_populated};
+                                            .is_populated = (how & BENCH_RADIX_POPULATED) != 0,
+                                            .has_tags = (how & BENCH_RADIX_TAGS) != 0};
     struct kvt_radix *radix;
 
     if (kvt_radix_new(&radix, &config) != 0) {
@@ -88,6 +89,8 @@ int main(int argc, char **argv)
     for (uint32_t count = leaves / 100; count <= leaves; count *= 10)
         bench_radix_evict(&bench, count);
     if (trace != NULL)
-        r = bench_radix_trace(&bench, trace, true) | bench_radix_trace(&bench, trace, false);
+        r = bench_radix_trace(&bench, trace, BENCH_RADIX_POPULATED) |
+            bench_radix_trace(&bench, trace, 0) |
+            bench_radix_trace(&bench, trace, BENCH_RADIX_POPULATED | BENCH_RADIX_TAGS);
     return bench_end(&bench) != 0 || r != 0;
 }

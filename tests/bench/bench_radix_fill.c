@@ -78,9 +78,10 @@ static double hash_insert_ns(const uint32_t *tokens, uint32_t leaves, bool is_co
     return (double)(end - start) / leaves;
 }
 
-static double leaves_insert_ns(struct kvt_radix *radix, struct kvt_radix_ns ns,
-                               const uint32_t *tokens, uint32_t leaves, bool is_put)
+static double leaves_insert_ns(struct kvt_radix *radix, const uint32_t *tokens, uint32_t leaves,
+                               bool is_put, bool is_tagged)
 {
+    struct kvt_radix_ns ns = bench_radix_ns(radix, 0);
     uint64_t start = bench_now_ns(), fresh;
 
     for (uint32_t i = 0; i < leaves; i++) {
@@ -92,77 +93,93 @@ static double leaves_insert_ns(struct kvt_radix *radix, struct kvt_radix_ns ns,
         KVT_ASSERT(kvt_radix_insert(radix, &prefix, &end, &fresh) == 0 && fresh == 1);
         if (is_put)
             KVT_ASSERT(kvt_radix_put(radix, end, 0, 1, i + 1) == 0);
+        if (is_tagged)
+            kvt_radix_set_tag(radix, end, i + 1);
     }
     return (double)(bench_now_ns() - start) / leaves;
 }
 
-static void leaves_memory(struct bench *bench, const struct kvt_radix *radix)
+static struct kvt_radix *leaves_radix(uint32_t leaves, uint32_t how)
 {
-    struct kvt_radix_stats stats;
+    return bench_radix_new((size_t)leaves * 640 + (64 << 20), how);
+}
 
-    kvt_radix_stats(radix, &stats);
-    bench_row(bench,
-              &(struct bench_row){.name = "index memory beside tokens, one-block leaves, used",
-                                  .unit = "B/block",
-                                  .value = (double)(stats.memory_used_bytes - stats.tokens_bytes) /
-                                           (double)stats.blocks,
-                                  .note = "with the tables that are fixed at start"});
-    bench_row(bench,
-              &(struct bench_row){.name = "index memory beside tokens, one-block leaves, taken",
-                                  .unit = "B/block",
-                                  .value = (double)(stats.memory_taken_bytes - stats.tokens_bytes) /
-                                           (double)stats.blocks});
+/* A tree of its own for each: what it takes a leaf, and what its memory is then. */
+static double leaves_ns(const uint32_t *tokens, uint32_t leaves, bool is_put, uint32_t how,
+                        struct kvt_radix_stats *ret_stats)
+{
+    struct kvt_radix *radix = leaves_radix(leaves, how);
+    double ns = leaves_insert_ns(radix, tokens, leaves, is_put, (how & BENCH_RADIX_TAGS) != 0);
+
+    kvt_radix_stats(radix, ret_stats);
+    (void)kvt_radix_free(radix);
+    return ns;
+}
+
+static void leaves_memory(struct bench *bench, const struct kvt_radix_stats *stats,
+                          const char *tagged)
+{
+    char name[96];
+
+    (void)snprintf(name, sizeof(name), "index memory beside tokens, one-block leaves%s, used",
+                   tagged);
+    bench_row(bench, &(struct bench_row){
+                         .name = name,
+                         .unit = "B/block",
+                         .value = (double)(stats->memory_used_bytes - stats->tokens_bytes) /
+                                  (double)stats->blocks,
+                         .note = "with the tables that are fixed at start"});
+    (void)snprintf(name, sizeof(name), "index memory beside tokens, one-block leaves%s, taken",
+                   tagged);
+    bench_row(bench, &(struct bench_row){
+                         .name = name,
+                         .unit = "B/block",
+                         .value = (double)(stats->memory_taken_bytes - stats->tokens_bytes) /
+                                  (double)stats->blocks});
 }
 
 static void insert_leaves(struct bench *bench, uint32_t leaves)
 {
-    double bare[ROUNDS], copying[ROUNDS], insert[ROUNDS], put[ROUNDS], fresh[ROUNDS];
-    double limit, copy_limit;
+    double bare[ROUNDS], copying[ROUNDS], insert[ROUNDS], put[ROUNDS], fresh[ROUNDS], tag[ROUNDS];
     uint32_t *tokens = leaves_make(leaves);
-    struct kvt_radix *radix = NULL;
+    struct kvt_radix_stats stats, tagged;
 
     for (uint32_t i = 0; i < ROUNDS; i++) {
         bare[i] = hash_insert_ns(tokens, leaves, false);
         copying[i] = hash_insert_ns(tokens, leaves, true);
-        radix = bench_radix_new((size_t)leaves * 640 + (64 << 20), true);
-        insert[i] = leaves_insert_ns(radix, bench_radix_ns(radix, 0), tokens, leaves, false);
-        radix = kvt_radix_free(radix);
-        radix = bench_radix_new((size_t)leaves * 640 + (64 << 20), false);
-        fresh[i] = leaves_insert_ns(radix, bench_radix_ns(radix, 0), tokens, leaves, false);
-        radix = kvt_radix_free(radix);
-        radix = bench_radix_new((size_t)leaves * 640 + (64 << 20), true);
-        put[i] = leaves_insert_ns(radix, bench_radix_ns(radix, 0), tokens, leaves, true);
-        if (i + 1 < ROUNDS)
-            (void)kvt_radix_free(radix);
+        insert[i] = leaves_ns(tokens, leaves, false, BENCH_RADIX_POPULATED, &stats);
+        fresh[i] = leaves_ns(tokens, leaves, false, 0, &stats);
+        tag[i] = leaves_ns(tokens, leaves, true, BENCH_RADIX_POPULATED | BENCH_RADIX_TAGS, &tagged);
+        put[i] = leaves_ns(tokens, leaves, true, BENCH_RADIX_POPULATED, &stats);
     }
-    limit = bench_median(bare, ROUNDS);
-    copy_limit = bench_median(copying, ROUNDS);
-    bench_row(bench, &(struct bench_row){.name = "insert one-block leaves / bare hash insert",
-                                         .unit = "ns",
-                                         .value = bench_median(insert, ROUNDS),
-                                         .limit_name = "bare hash insert",
-                                         .limit = limit,
-                                         .target = 3});
-    bench_row(bench,
-              &(struct bench_row){.name = "insert one-block leaves / hash insert that copies keys",
-                                  .unit = "ns",
-                                  .value = insert[ROUNDS / 2],
-                                  .limit_name = "hash insert with key copies",
-                                  .limit = copy_limit,
-                                  .target = 3});
-    bench_row(bench, &(struct bench_row){.name = "insert and put of one-block leaves",
-                                         .unit = "ns",
-                                         .value = bench_median(put, ROUNDS),
-                                         .limit_name = "bare hash insert",
-                                         .limit = limit});
-    bench_row(bench,
-              &(struct bench_row){.name = "insert one-block leaves, memory first touched then",
-                                  .unit = "ns",
-                                  .value = bench_median(fresh, ROUNDS),
-                                  .limit_name = "bare hash insert",
-                                  .limit = limit});
-    leaves_memory(bench, radix);
-    (void)kvt_radix_free(radix);
+    const struct bench_row rows[] = {
+        {.name = "insert one-block leaves / bare hash insert",
+         .value = bench_median(insert, ROUNDS),
+         .limit = bench_median(bare, ROUNDS),
+         .target = 3},
+        {.name = "insert one-block leaves / hash insert that copies keys",
+         .value = bench_median(insert, ROUNDS),
+         .limit_name = "hash insert with key copies",
+         .limit = bench_median(copying, ROUNDS),
+         .target = 3},
+        {.name = "insert and put of one-block leaves", .value = bench_median(put, ROUNDS)},
+        {.name = "insert and put of one-block leaves, with tags",
+         .value = bench_median(tag, ROUNDS)},
+        {.name = "insert one-block leaves, memory first touched then",
+         .value = bench_median(fresh, ROUNDS)},
+    };
+    for (size_t i = 0; i < KVT_COUNT_OF(rows); i++) {
+        struct bench_row row = rows[i];
+
+        row.unit = "ns";
+        if (row.limit_name == NULL) {
+            row.limit_name = "bare hash insert";
+            row.limit = bench_median(bare, ROUNDS);
+        }
+        bench_row(bench, &row);
+    }
+    leaves_memory(bench, &stats, "");
+    leaves_memory(bench, &tagged, ", with tags");
     free(tokens);
 }
 
@@ -176,7 +193,7 @@ static void insert_long(struct bench *bench)
     for (uint32_t i = 0; i < PROMPTS * TOKENS; i++)
         tokens[i] = i * 2654435761u;
     for (uint32_t round = 0; round < KVT_COUNT_OF(rates); round++) {
-        struct kvt_radix *radix = bench_radix_new(128 << 20, true);
+        struct kvt_radix *radix = bench_radix_new(128 << 20, BENCH_RADIX_POPULATED);
         struct kvt_radix_ns ns = bench_radix_ns(radix, 0);
         uint64_t start, fresh;
 
@@ -212,8 +229,8 @@ static void load_paths(struct bench *bench, const struct load *load)
     enum { RUN_BLOCKS_MAX = 64 };
     static uint32_t tokens[RUN_BLOCKS_MAX * BENCH_RADIX_BLOCK_TOKENS];
     const uint8_t bits[2] = {1, 1};
-    struct kvt_radix *radix =
-        bench_radix_new((size_t)load->paths * load->path_blocks * 320 + (64 << 20), true);
+    struct kvt_radix *radix = bench_radix_new(
+        (size_t)load->paths * load->path_blocks * 320 + (64 << 20), BENCH_RADIX_POPULATED);
     struct kvt_radix_prefix prefix = {
         .ns = bench_radix_ns(radix, 0), .tokens = tokens, .is_untouched = true};
     uint64_t start = bench_now_ns();
@@ -255,14 +272,13 @@ void bench_radix_insert(struct bench *bench, uint32_t leaves)
 void bench_radix_evict(struct bench *bench, uint32_t leaves)
 {
     uint32_t *tokens = leaves_make(leaves), count, evicted = 0;
-    struct kvt_radix *radix = bench_radix_new((size_t)leaves * 640 + (64 << 20), true);
-    struct kvt_radix_ns ns = bench_radix_ns(radix, 0);
-    const struct kvt_radix_victims which = {.ns = ns, .component = UINT32_MAX};
+    struct kvt_radix *radix = leaves_radix(leaves, BENCH_RADIX_POPULATED);
+    const struct kvt_radix_victims which = {.ns = {UINT32_MAX}, .component = UINT32_MAX};
     static struct kvt_radix_victim victims[100];
     uint64_t start;
     char name[64];
 
-    (void)leaves_insert_ns(radix, ns, tokens, leaves, true);
+    (void)leaves_insert_ns(radix, tokens, leaves, true, false);
     start = bench_now_ns();
     while (evicted < leaves / 2) {
         count = kvt_radix_victims(radix, &which, KVT_COUNT_OF(victims), victims);

@@ -70,7 +70,7 @@ static void measure(struct bench *bench, const struct subject *subject, uint32_t
 {
     static double warm[ROUNDS_MAX], warm_limit[ROUNDS_MAX], cold[ROUNDS_MAX],
         cold_limit[ROUNDS_MAX];
-    struct kvt_radix *radix = bench_radix_new(256 << 20, false);
+    struct kvt_radix *radix = bench_radix_new(256 << 20, 0);
     struct kvt_radix_ns ns = bench_radix_ns(radix, subject->window_tokens);
     uint32_t *tokens = aligned_alloc(64, TOKENS * sizeof(uint32_t));
     uint32_t *copy = aligned_alloc(64, TOKENS * sizeof(uint32_t)), cold_rounds = rounds / 8 + 1;
@@ -120,7 +120,7 @@ static void measure(struct bench *bench, const struct subject *subject, uint32_t
 static void measure_cursor(struct bench *bench, uint32_t rounds)
 {
     static double values[ROUNDS_MAX];
-    struct kvt_radix *radix = bench_radix_new(256 << 20, false);
+    struct kvt_radix *radix = bench_radix_new(256 << 20, 0);
     struct kvt_radix_ns ns = bench_radix_ns(radix, 0);
     const uint8_t bits[2] = {1, 1};
     uint32_t *tokens = malloc((TOKENS + CURSOR_TOKENS) * sizeof(uint32_t));

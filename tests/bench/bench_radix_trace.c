@@ -56,15 +56,61 @@ static void replay(struct kvt_radix *radix, struct kvt_radix_ns ns, const uint32
     totals->hit_tokens += match.boundary_tokens;
 }
 
-int bench_radix_trace(struct bench *bench, const char *path, bool is_populated)
+static void memory_row(struct bench *bench, const struct kvt_radix_stats *stats, uint64_t bytes,
+                       const char *what, bool has_tags)
 {
-    struct kvt_radix *radix = bench_radix_new((size_t)1 << 30, is_populated);
+    char name[96];
+
+    (void)snprintf(name, sizeof(name), "trace: index memory beside tokens, %s%s", what,
+                   has_tags ? ", with tags" : "");
+    bench_row(bench, &(struct bench_row){.name = name,
+                                         .unit = "B/block",
+                                         .value = (double)(bytes - stats->tokens_bytes) /
+                                                  (double)stats->blocks,
+                                         .target = 64});
+}
+
+static void report(struct bench *bench, const struct kvt_radix *radix, const struct totals *totals,
+                   uint32_t how)
+{
+    bool is_populated = (how & BENCH_RADIX_POPULATED) != 0, has_tags = how & BENCH_RADIX_TAGS;
+    struct kvt_radix_stats stats;
+    char name[96];
+
+    kvt_radix_stats(radix, &stats);
+    (void)snprintf(name, sizeof(name), "trace: requests through the tree%s",
+                   has_tags        ? ", with tags"
+                   : !is_populated ? ", memory first touched then"
+                                   : "");
+    bench_row(bench, &(struct bench_row){.name = name,
+                                         .unit = "1/s",
+                                         .value = (double)totals->requests * 1e9 /
+                                                  (double)KVT_MAX(totals->ns, 1ull),
+                                         .target = is_populated ? 40000 : 0,
+                                         .is_least = true});
+    if (!is_populated)
+        return;
+    memory_row(bench, &stats, stats.memory_used_bytes, "used", has_tags);
+    memory_row(bench, &stats, stats.memory_taken_bytes, "taken", has_tags);
+    if (has_tags)
+        return;
+    bench_row(bench, &(struct bench_row){.name = "trace: hit tokens",
+                                         .unit = "tokens",
+                                         .value = (double)totals->hit_tokens});
+    if (!bench->is_json)
+        printf("    exactly %llu of %llu tokens in %llu requests\n",
+               (unsigned long long)totals->hit_tokens, (unsigned long long)totals->lookup_tokens,
+               (unsigned long long)totals->requests);
+}
+
+int bench_radix_trace(struct bench *bench, const char *path, uint32_t how)
+{
+    struct kvt_radix *radix = bench_radix_new((size_t)1 << 30, how);
     struct kvt_radix_ns ns = bench_radix_ns(radix, 0);
     uint32_t *tokens = malloc(KVT_REQUEST_TOKENS_MAX * sizeof(uint32_t));
     char *line = malloc(LINE_BYTES);
     FILE *file = fopen(path, "re");
     struct totals totals = {0};
-    struct kvt_radix_stats stats;
 
     if (file == NULL || tokens == NULL || line == NULL) {
         (void)fprintf(stderr, "%s: %m\n", path);
@@ -76,38 +122,7 @@ int bench_radix_trace(struct bench *bench, const char *path, bool is_populated)
         if (count > 0)
             replay(radix, ns, tokens, count, &totals);
     }
-    kvt_radix_stats(radix, &stats);
-    bench_row(bench,
-              &(struct bench_row){
-                  .name = is_populated
-                              ? "trace: requests through the tree"
-                              : "trace: requests through the tree, memory first touched then",
-                  .unit = "1/s",
-                  .value = (double)totals.requests * 1e9 / (double)KVT_MAX(totals.ns, 1ull),
-                  .target = is_populated ? 40000 : 0,
-                  .is_least = true});
-    if (!is_populated)
-        goto done;
-    bench_row(bench, &(struct bench_row){.name = "trace: hit tokens",
-                                         .unit = "tokens",
-                                         .value = (double)totals.hit_tokens});
-    if (!bench->is_json)
-        printf("    exactly %llu of %llu tokens in %llu requests\n",
-               (unsigned long long)totals.hit_tokens, (unsigned long long)totals.lookup_tokens,
-               (unsigned long long)totals.requests);
-    bench_row(bench,
-              &(struct bench_row){.name = "trace: index memory beside tokens, used",
-                                  .unit = "B/block",
-                                  .value = (double)(stats.memory_used_bytes - stats.tokens_bytes) /
-                                           (double)stats.blocks,
-                                  .target = 64});
-    bench_row(bench,
-              &(struct bench_row){.name = "trace: index memory beside tokens, taken",
-                                  .unit = "B/block",
-                                  .value = (double)(stats.memory_taken_bytes - stats.tokens_bytes) /
-                                           (double)stats.blocks,
-                                  .target = 64});
-done:
+    report(bench, radix, &totals, how);
     (void)fclose(file);
     free(line);
     free(tokens);
