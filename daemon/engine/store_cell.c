@@ -292,16 +292,28 @@ static bool change_mask(struct kvt_store *store, struct cell *cell, uint8_t set,
     return true;
 }
 
-bool kvt_store_adopt(struct kvt_store *store, struct cell *cell, uint64_t base_bytes,
+/* What an index says of places is input, and a device may be smaller than it was: what lies behind
+ * its end is not the next device's. */
+static bool is_in_zone(const struct kvt_store *store, uint32_t zone,
+                       const struct kvt_index_put *copy, uint32_t shard)
+{
+    const struct kvt_tier *disk = store->tiers[KVT_TIER_DISK].tier;
+    uint64_t bytes = zone < disk->zones_count ? disk->zones[zone].bytes : disk->capacity_bytes;
+
+    return copy->slot_bytes <= bytes && copy->slot_offsets[shard] <= bytes - copy->slot_bytes &&
+           copy->run_offsets[shard] <= copy->slot_offsets[shard];
+}
+
+bool kvt_store_adopt(struct kvt_store *store, struct cell *cell, uint32_t zone,
                      const struct kvt_index_put *copy)
 {
+    uint64_t base_bytes = store->zones[zone].base_bytes;
     struct store_component *component = kvt_store_component(store, cell);
     uint32_t idx = kvt_store_cell_idx(store, cell), taken;
     struct kvt_slab *slab = store->tiers[KVT_TIER_DISK].slab;
 
     for (taken = 0; taken < component->shards; taken++)
-        if (copy->slot_offsets[taken] > UINT64_MAX - base_bytes ||
-            copy->run_offsets[taken] > UINT64_MAX - base_bytes ||
+        if (!is_in_zone(store, zone, copy, taken) ||
             kvt_slab_adopt(slab, component->class_idx[KVT_TIER_DISK],
                            base_bytes + copy->slot_offsets[taken],
                            base_bytes + copy->run_offsets[taken], idx,

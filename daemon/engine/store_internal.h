@@ -397,9 +397,9 @@ const void *kvt_store_root_key_of(const struct kvt_store *store, const uint8_t *
 /* A record that is not claimed, for a copy that is on L3 already; NULL: no room. */
 struct cell *kvt_store_cell_make(struct kvt_store *store, struct kvt_radix_block block,
                                  uint32_t component, const uint8_t *root_digest);
-/* The (new) cell's copy on L3 is in the slots of @copy, offsets from @base_bytes on: READY. False:
- * they cannot be had, and the cell is gone. */
-bool kvt_store_adopt(struct kvt_store *store, struct cell *cell, uint64_t base_bytes,
+/* The (new) cell's copy on L3 is in the slots of @copy on that device: READY. False: they cannot be
+ * had, and the cell is gone. */
+bool kvt_store_adopt(struct kvt_store *store, struct cell *cell, uint32_t zone,
                      const struct kvt_index_put *copy);
 
 /* ---- store_index.c: what L3's index is told ---- */

@@ -319,7 +319,7 @@ static void load_copy(struct kvt_store *store, const struct kvt_index_put *copy)
         return;
     }
     cell = kvt_store_cell_make(store, block, copy->component, load->digest);
-    if (cell == NULL || !kvt_store_adopt(store, cell, store->zones[load->zone].base_bytes, copy)) {
+    if (cell == NULL || !kvt_store_adopt(store, cell, load->zone, copy)) {
         refuse_copy(store, copy);
         return;
     }

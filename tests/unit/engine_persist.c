@@ -666,6 +666,55 @@ static void test_scan_of_striped_devices(void (*scan)(struct world *world))
     end(&f);
 }
 
+/* As of a first device that was larger: its slots begin where the second one's data begins now. */
+static void add_rows_behind_the_end(struct world *world)
+{
+    uint64_t zone_bytes = world->config.l3_bytes / world->config.devices;
+
+    for (uint32_t i = 0; i < 64; i++) {
+        uint32_t tokens[WORLD_BLOCK_TOKENS] = {7000 + i};
+        uint64_t slot = zone_bytes + i / 4 * 32768 + i % 4 * 8192;
+        uint64_t run = zone_bytes + i / 4 * 32768;
+        struct kvt_index_put put = {
+            .kind = KVT_INDEX_PUT_ROW,
+            .key = {.epoch = 1, .block_id = 7000 + i},
+            .root_key = (const uint8_t *)"\1\0\0\2\0\0",
+            .root_key_bytes = 6,
+            .tokens_count = WORLD_BLOCK_TOKENS,
+            .tokens = tokens,
+        };
+
+        fake_index_add(world->indexes[0], &put);
+        put.kind = KVT_INDEX_PUT_COPY;
+        put.shards_count = 1;
+        put.content = 1 + i;
+        put.slot_bytes = 8192;
+        put.slot_offsets = &slot;
+        put.run_offsets = &run;
+        fake_index_add(world->indexes[0], &put);
+    }
+    world->while_dead = NULL;
+}
+
+static void test_device_that_became_smaller(void)
+{
+    struct world_config config = plain;
+    struct fixture f;
+
+    config.devices = 2;
+    config.is_index_lenient = true;
+    begin(&f, &config);
+    for (uint64_t i = 0; i < 6; i++)
+        CHECK(store(&f, (i + 1) << 8, 12, true));
+    f.world.while_dead = add_rows_behind_the_end;
+    restart(&f, false);
+    load(&f);
+    CHECK(stats(&f).index.load_dropped >= 64);
+    for (uint64_t i = 0; i < 6; i++)
+        CHECK(fetch(&f, (i + 1) << 8, 12) == 12);
+    end(&f);
+}
+
 static void forget_stamps(struct world *world)
 {
     const struct kvt_disk_state state = {.stamps_end = 1};
@@ -708,6 +757,7 @@ int main(void)
 {
     test_scan_of_striped_devices(scan_all);
     test_scan_of_striped_devices(scan_first);
+    test_device_that_became_smaller();
     test_catalog_older_than_the_index();
     test_root_without_its_key();
     test_clean_restart();
