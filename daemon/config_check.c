@@ -229,7 +229,9 @@ static bool is_on_file_system(const struct want *want)
 }
 
 /* Files that share a file system share its room: each file system is looked at once, with all that
- * is to lie there. */
+ * is to lie there. Where some of it is there already the daemon has run: a file system that became
+ * full then is no wrong configuration, and the devices that find no room are out of service, or
+ * stay as large as they are. */
 static void check_room(struct check *check, const struct want *wants, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -237,7 +239,7 @@ static void check_room(struct check *check, const struct want *wants, uint32_t c
         uint64_t bytes = 0, room = place->free_bytes;
         char wanted[KVT_SIZE_TEXT_BYTES], have[KVT_SIZE_TEXT_BYTES];
         uint32_t files = 0;
-        bool is_seen = false;
+        bool is_seen = false, is_there = false;
 
         if (place->is_known && place->is_raw) {
             bytes = wants[i].bytes;
@@ -247,11 +249,12 @@ static void check_room(struct check *check, const struct want *wants, uint32_t c
             if (!is_on_file_system(&wants[k]) || wants[k].place->file_system != place->file_system)
                 continue;
             is_seen = is_seen || k < i;
+            is_there = is_there || wants[k].place->own_bytes > 0;
             bytes += wants[k].bytes;
             room += wants[k].place->own_bytes;
             files++;
         }
-        if (is_seen || bytes <= room)
+        if (is_seen || is_there || bytes <= room)
             continue;
         kvt_size_format_short(bytes, wanted);
         kvt_size_format_short(room, have);
