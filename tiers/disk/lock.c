@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "daemon/base/alloc.h"
@@ -29,15 +31,44 @@ static int holder_read(int lock_fd)
     return (int)strtol(text, NULL, 10);
 }
 
+/* Of a file that is held under another name: the kernel's list says by whom. 0: not known. */
+static int holder_find(int fd)
+{
+    char line[256];
+    struct stat file;
+    FILE *locks = fopen("/proc/locks", "re");
+    int found = 0;
+
+    if (locks == NULL)
+        return 0;
+    if (fstat(fd, &file) < 0)
+        file = (struct stat){0};
+    while (found == 0 && fgets(line, sizeof(line), locks) != NULL) {
+        unsigned int major_id, minor_id;
+        unsigned long long inode;
+        int pid;
+
+        if (sscanf(line, "%*s FLOCK %*s %*s %d %x:%x:%llu", &pid, &major_id, &minor_id, &inode) ==
+                4 &&
+            inode == file.st_ino && makedev(major_id, minor_id) == file.st_dev)
+            found = pid;
+    }
+    (void)fclose(locks);
+    return found > 0 ? found : 0; /* of another container: -1 or 0 */
+}
+
+/* The pid is for people: a file system that has no room even for that refuses no device. */
 static int holder_write(int lock_fd)
 {
     char text[24];
     int bytes = snprintf(text, sizeof(text), "%d\n", (int)getpid());
+    ssize_t n;
 
     if (ftruncate(lock_fd, 0) < 0)
         return kvt_trace(-errno);
-    if (pwrite(lock_fd, text, (size_t)bytes, 0) != bytes)
-        return kvt_trace(-EIO);
+    n = pwrite(lock_fd, text, (size_t)bytes, 0);
+    if (n < 0 && errno != ENOSPC && errno != EDQUOT)
+        return kvt_trace(-errno);
     return 0;
 }
 
@@ -56,7 +87,9 @@ int kvt_disk_lock_take(struct kvt_disk_file *file, const struct kvt_disk_io *io,
     if (r == 0 && file->lock_fd >= 0)
         r = io->lock(io->ctx, file->lock_fd);
     if (r == -EWOULDBLOCK) {
-        *ret_pid = holder_read(file->lock_fd);
+        *ret_pid = holder_find(file->hold_fd);
+        if (*ret_pid == 0)
+            *ret_pid = holder_read(file->lock_fd);
         return KVT_DISK_E_BUSY;
     }
     if (r == 0 && file->lock_fd >= 0)
