@@ -1,137 +1,20 @@
-"""The daemon with an L3 that is damaged, missing, foreign or failing.
+"""The daemon with an L3 that was damaged while it was down: bits in each region of the data, of
+whole files, of an index, of another moment.
 
-    l3_faults.py KVTIERD CRASH CTL BUILD SOURCE_ROOT [--sanitized] [unittest arguments]
+    l3_damage.py KVTIERD CRASH CTL BUILD SOURCE_ROOT [--sanitized] [unittest arguments]
 
-What every case demands: the daemon comes up (or stays up) and serves, no byte is wrong, what is not
-damaged is served, what is damaged is a miss and counted by its kind, the log names it in few lines,
-`kvtier-ctl health` says what is degraded, and L3 takes blocks again where its device is in service.
 The seed of everything random is printed; L3_FAULTS_SEED repeats it."""
-import glob
 import os
-import random
 import re
-import subprocess
+import shutil
 import sys
-import time
-import unittest
 
 sys.dont_write_bytecode = True
+import l3_case  # noqa: E402
 import l3_world  # noqa: E402
-from l3_world import (DATA_OFFSET, MIB, Slot, damage, flip_bit, read_slots, record_offset,
-                      warnings_in, write_at)  # noqa: E402
-
-BUILD = ""
-SANITIZED = False
-SEED = int(os.environ.get("L3_FAULTS_SEED") or random.SystemRandom().randrange(1 << 31))
-World = None
-SUPER_BYTES, STATE_OFFSET = 4096, 8192
-# What a check reads when all is there: 8 talks of 16 blocks; and for two ranks 16 blocks, the last
-# 3 of the window and the state of the last.
-ALL = 8 * 16 + 8 * 2 * (16 + 3 + 1)
-LOG_LINES_MAX = 60
-
-
-class Base(unittest.TestCase):
-    """A world a class, filled once; each case begins with the files of that moment."""
-    devices = 2
-
-    @classmethod
-    def setUpClass(cls):
-        print(f"seed {SEED}", file=sys.stderr)
-        cls.world = World(BUILD, SEED % 100000, devices=cls.devices)
-        try:
-            cls.world.make_places()
-            cls.world.start()
-            cls.world.wait_indexes("ready")
-            cls.prepare()
-            cls.world.stop()
-            cls.world.save("full")
-        except BaseException:
-            cls.world.clean_up()
-            raise
-
-    @classmethod
-    def prepare(cls):
-        filled = cls.world.fill()
-        assert filled["durable_answers"] == 16, (filled, cls.world.log_text())
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.world.clean_up()
-
-    def setUp(self):
-        self.random = random.Random(f"{SEED} {self.id()}")
-        self.world.restore("full")
-        self.slots_before = self.slots()
-
-    def tearDown(self):
-        if self.world.process.poll() is None:
-            self.world.down()
-
-    def slots(self):
-        return [slot for path in self.world.l3_paths for slot in read_slots(path)]
-
-    def check(self, *arguments, **keywords):
-        """Every byte that is served is right."""
-        result = self.world.check(*arguments, **keywords)
-        self.world.check_alive()
-        self.assertEqual((result["wrong_bytes"], result["first_fault"]), (0, ""),
-                         self.world.log_text())
-        return result
-
-    def served(self, *arguments):
-        return self.check(*arguments)["served_blocks"]
-
-    def expect_all(self):
-        self.assertEqual(self.served("--keeping"), ALL, self.world.log_text())
-
-    def expect_without(self, lost, *arguments, hybrid=0):
-        """Of namespace "full" what comes before the first block of each talk on a @lost device is
-        served, of the other at least @hybrid."""
-        slots = {slot.block_id: slot for slot in self.slots_before if slot.space == "full"}
-        leaves = [slot for slot in slots.values() if slot.block_idx == 15]
-        boundaries = []
-        for slot in leaves:
-            path = []
-            while slot is not None:
-                path.insert(0, slot)
-                slot = slots.get(slot.parent_id)
-            here = [slot.path not in lost for slot in path]
-            boundaries.append(here.index(False) if False in here else len(here))
-        self.assertEqual(len(leaves), l3_world.TALKS)
-        self.assertGreaterEqual(self.served(*arguments), sum(boundaries) + hybrid)
-
-    def expect_takes(self):
-        """All is stored again where it is missing, and outlives a kill. What is damaged and was
-        never read is found before, by the scrubber."""
-        self.world.wait_in_service()
-        self.world.scrub()
-        self.world.wait_in_service()
-        filled = self.world.fill()
-        self.assertEqual((filled["first_fault"], filled["durable_answers"]), ("", 16),
-                         self.world.log_text())
-        self.world.down()
-        self.world.start()
-        self.expect_all()
-
-    def expect_few_lines(self):
-        lines = warnings_in(self.world.log_text())
-        self.assertLess(len(lines), LOG_LINES_MAX, "\n".join(lines))
-
-    def expect_misses(self, damaged, errors):
-        """A first check after @damaged slots, each of one talk alone: what needs one is a miss (by
-        one rank or by both), all else is served; @errors are counted."""
-        copies = {(slot.path, slot.block_id, slot.component): slot for slot in damaged
-                  if slot.is_needed()}
-        low = len(copies)
-        high = sum(1 if slot.space == "full" else 2 for slot in copies.values())
-        result = self.check()
-        self.assertEqual(result["served_blocks"] + result["missed_blocks"], ALL,
-                         self.world.log_text())
-        self.assertTrue(low <= result["missed_blocks"] <= high,
-                        f"{low} <= {result['missed_blocks']} <= {high}")
-        self.assertEqual(self.world.errors(), errors, self.world.log_text())
-        return result
+from l3_case import ALL, STATE_OFFSET, SUPER_BYTES, Base, Others, is_sanitized  # noqa: E402
+from l3_world import (DATA_OFFSET, MIB, Slot, damage, read_slots, record_offset,  # noqa: E402
+                      write_at)
 
 
 def used_bytes(path):
@@ -253,7 +136,7 @@ class DataFile(Base):
         self.assertEqual(self.world.errors(), {})
 
     def test_bits_anywhere(self):
-        for _ in range(1 if SANITIZED else 2):
+        for _ in range(1 if is_sanitized() else 2):
             self.world.restore("full")
             for path in self.world.l3_paths:
                 for _ in range(self.random.choice((3, 30, 300))):
@@ -338,7 +221,7 @@ class IndexFile(IndexBase):
     def test_bits(self):
         """A page that is damaged makes the file unusable, a row alone is dropped: a few blocks are
         a miss, and the device need not be read as a whole."""
-        for _ in range(2 if SANITIZED else 5):
+        for _ in range(2 if is_sanitized() else 5):
             self.world.restore("full")
             count = self.random.choice((1, 3, 30, 300))
 
@@ -372,15 +255,174 @@ class IndexFiles(IndexBase):
         self.expect_made_anew(lambda path: None)
 
 
-def main(argv):
-    global BUILD, SANITIZED, World
-    l3_world.KVTIERD, l3_world.CRASH, l3_world.CTL, BUILD, root = (
-        os.path.abspath(path) for path in argv[1:6])
-    SANITIZED = "--sanitized" in argv
-    World = l3_world.make_world_class(l3_world.import_scratch(root))
-    rest = [argument for argument in argv[6:] if argument != "--sanitized"]
-    unittest.main(argv=[argv[0], *rest], verbosity=2)
+class WholeFile(Others):
+    """A data file that is missing, cut off, foreign, another device's, of another moment."""
+
+    def test_deleted(self):
+        lost = self.world.l3_paths[self.random.randrange(2)]
+        os.unlink(lost)
+        self.world.start()
+        self.expect_without([lost])
+        self.assertNotIn("degraded", self.world.health())
+        self.expect_takes()
+
+    def test_all_deleted(self):
+        for path in self.world.l3_paths:
+            os.unlink(path)
+        self.world.start()
+        self.assertEqual(self.served(), 0)
+        self.expect_takes()
+
+    def test_cut_off(self):
+        """Within superblock, state, catalog and data."""
+        sizes = (0, 100, 5000, 9000, MIB + 5000, 2 * MIB - 1, 2 * MIB + 123, 4 * MIB)
+        for size in sizes[1::3] if is_sanitized() else sizes:
+            self.world.restore("full")
+            path = self.world.l3_paths[self.random.randrange(2)]
+            os.truncate(path, size)
+            self.world.start()
+            self.expect_without([path])
+            if size >= DATA_OFFSET:
+                self.assertIn(f"{path} was cut off", self.world.log_text())
+            self.expect_few_lines()
+            self.expect_takes()
+            self.world.down()
+
+    def test_somebody_elses(self):
+        """Garbage, and a file system: not touched, out of service; the other device goes on."""
+        path = self.world.l3_paths[0]
+        for content in (self.random.randbytes(3 * MIB), bytes(1080) + b"\x53\xef" + b"\1" * 9000):
+            self.world.restore("full")
+            with open(path, "wb") as file:
+                file.write(content)
+            self.world.start()
+            self.assertRegex(self.world.log_text(), f"L3: {path} is out of service: .*not touched")
+            self.assertIn(path, self.world.health())
+            self.expect_without([path], "--out-allowed")
+            self.world.down()
+            with open(path, "rb") as file:
+                self.assertEqual(file.read(), content)
+
+    def test_of_another_store(self):
+        first, second = self.world.l3_paths
+        self.world.paths = [first + ".new"]
+        self.world.start()
+        self.world.stop()
+        os.rename(first + ".new", second)
+        self.world.paths = None
+        self.world.start()
+        self.assertRegex(self.world.log_text(),
+                         f"L3: {second} is out of service: belongs to another store")
+        self.assertIn(second, self.world.health())
+        self.expect_without([second], "--out-allowed")
+        self.world.stop()
+        self.world.start("--format")
+        self.assertNotIn("degraded", self.world.health())
+        self.expect_takes()
+
+    def test_swapped(self):
+        first, second = self.world.l3_paths
+        os.rename(first, first + ".other")
+        os.rename(second, first)
+        os.rename(first + ".other", second)
+        self.world.start()
+        self.expect_all()
+        self.assertIn("belongs to another device of this store", self.world.log_text())
+        self.expect_takes()
+
+    def later(self):
+        """The files of a later moment: more was stored, a namespace was reset."""
+        self.world.start()
+        self.fill_more(1001)
+        self.reset("crash-hybrid")
+        self.fill_more(1002)
+        self.world.stop()
+        self.world.save("later")
+
+    def expect_right(self, full):
+        """Nothing of before the reset comes back; of namespace "full" there is @full."""
+        self.world.start()
+        self.assertEqual(self.served(), full, self.world.log_text())
+        self.check_more(1001)
+        self.check_more(1002)
+        self.expect_few_lines()
+        self.expect_takes()
+        for seed in (1001, 1002):
+            self.check_more(seed)
+            self.fill_more(seed)
+        self.world.down()
+        self.world.start()
+        for seed in (1001, 1002):
+            self.assertEqual(self.check_more(seed, "--keeping"), ALL)
+        self.world.down()
+
+    def test_data_of_an_older_moment(self):
+        self.later()
+        self.take("full", "")
+        self.world.start()
+        self.check()  # the record of the reset is as old as the data
+        self.check_more(1001)
+        self.check_more(1002)
+        self.expect_takes()
+
+    def test_one_device_of_an_older_moment(self):
+        self.later()
+        path = self.world.l3_paths[self.random.randrange(2)]
+        for suffix in ("", ".index"):
+            shutil.copyfile(self.world.saved("full", path + suffix), path + suffix)
+        self.expect_right(8 * 16)
+
+    def test_indexes_of_an_older_moment(self):
+        self.later()
+        self.take("full", ".index")
+        self.expect_right(8 * 16)
+
+    def test_all_of_an_older_moment(self):
+        self.later()
+        self.take("full", "", ".index")
+        self.world.start()
+        self.expect_all()
+
+
+class Catalog(Others):
+    """What only the records of the catalog say: how far numbers go, what was reset."""
+    devices = 1
+
+    def damage_record(self, offset, size, copy_bytes):
+        for path in self.world.l3_paths:
+            for copy in range(2):
+                damage(self.random, path, offset + copy * copy_bytes, size)
+
+    def test_numbers_are_not_given_twice(self):
+        self.damage_record(STATE_OFFSET, 80, SUPER_BYTES)
+        self.world.start()
+        self.assertEqual(self.served(), 0)
+        self.fill_more(1001)
+        self.world.down()
+        before = {(slot.block_id, slot.generation) for slot in self.slots_before}
+        new = {(slot.block_id, slot.generation) for slot in self.slots()} - before
+        self.assertGreater(len(new), 100)
+        self.assertGreater(min(id for id, _ in new), max(id for id, _ in before))
+        self.assertGreater(min(stamp for _, stamp in new), max(stamp for _, stamp in before))
+        os.unlink(self.world.index_paths()[0])  # the slots of before are still there
+        self.world.start()
+        self.check()
+        self.assertEqual(self.check_more(1001, "--keeping"), ALL, self.world.log_text())
+
+    def test_a_reset_holds_without_its_record(self):
+        self.world.start()
+        self.reset("crash-hybrid")
+        self.world.stop()
+        self.damage_record(record_offset(1, 0), 200, l3_world.RECORD_BYTES)
+        os.unlink(self.world.index_paths()[0])
+        self.world.start()
+        self.assertEqual(self.served(), 8 * 16, "of the namespace that was not reset")
+        self.world.down()
+        os.unlink(self.world.index_paths()[0])
+        self.world.start()
+        self.assertEqual(self.served(), 8 * 16, self.world.log_text())
+        self.expect_takes()
 
 
 if __name__ == "__main__":
-    main(sys.argv)
+    sys.exit(l3_case.main(sys.argv))
