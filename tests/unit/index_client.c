@@ -96,6 +96,23 @@ static void test_ring_full(void **state)
     helper_world_holds(world, id);
 }
 
+/* A helper whose socket ends does too, and need not be killed. */
+static void test_helper_ends_by_itself(void **state)
+{
+    struct helper_world *world = *state;
+    uint64_t shortest_ns = UINT64_MAX;
+
+    for (uint32_t i = 0; i < 5; i++) {
+        uint64_t before_ns;
+
+        helper_world_load(world);
+        before_ns = kvt_clock_mono_ns();
+        helper_world_close(world);
+        shortest_ns = KVT_MIN(shortest_ns, kvt_clock_mono_ns() - before_ns);
+    }
+    assert_true(shortest_ns < KVT_INDEX_GRACE_NS / 2);
+}
+
 static void test_close_under_load(void **state)
 {
     struct helper_world *world = *state;
@@ -113,6 +130,30 @@ static void test_close_under_load(void **state)
     }
     helper_world_load(world);
     helper_world_holds(world, 20001);
+}
+
+/* A helper commits on its own when it was sent much: so nothing is sent before what it names is
+ * durable. */
+static void test_nothing_before_sync(void **state)
+{
+    struct helper_world *world = *state;
+
+    helper_world_load(world);
+    helper_world_put_blocks(world, 1, 101);
+    helper_world_sync(world);
+    atomic_store(&world->is_sync_held, true);
+    helper_world_put_blocks(world, 101, 8001);
+    for (uint32_t i = 0; !atomic_load(&world->is_in_call); i++) {
+        assert_true(i < 10000);
+        helper_world_pause(1);
+    }
+    helper_world_pause(200);
+    assert_int_equal(kill(helper_world_pid(world), SIGKILL), 0);
+    atomic_store(&world->is_sync_held, false);
+    helper_world_expect(world, KVT_INDEX_EVENT_FAILED);
+    helper_world_close(world);
+    helper_world_load(world);
+    helper_world_holds(world, 101);
 }
 
 static void test_failed_sync(void **state)
@@ -271,8 +312,10 @@ int main(void)
         WORLD_TEST(test_round_trip),
         WORLD_TEST(test_commits_in_time),
         WORLD_TEST(test_ring_full),
+        WORLD_TEST(test_helper_ends_by_itself),
         WORLD_TEST(test_close_under_load),
         WORLD_TEST(test_failed_sync),
+        WORLD_TEST(test_nothing_before_sync),
         WORLD_TEST(test_catalog),
         WORLD_TEST(test_open_undoes_itself),
         WORLD_TEST(test_close_beside_sync),

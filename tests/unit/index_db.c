@@ -363,6 +363,24 @@ static int stop_at_third(void *ctx, const struct kvt_index_put *put)
     return ++*seen == 3 ? 77 : 0;
 }
 
+/* Below a block that is there, but two deeper, or as deep, or of another namespace. */
+static void misfits_put(struct kvt_index_db *db, uint32_t at_one, uint32_t at_zero)
+{
+    struct kvt_index_put put;
+
+    for (uint32_t i = 0; i < 3; i++) {
+        struct kvt_index_key key = {
+            .ns = i == 2, .epoch = i == 2 ? 1 : 3, .block_idx = i == 0 ? 3 : 1};
+
+        key.block_id = ++now.stamp;
+        index_world_row(&put, &key, now.blocks[i == 2 ? at_zero : at_one].key.block_id,
+                        now.namespaces[key.ns].block_tokens, &bytes);
+        CHECK(kvt_index_db_apply(db, &put) == 0);
+        index_world_copy(&put, &key, 0, ++now.stamp, &bytes);
+        CHECK(kvt_index_db_apply(db, &put) == 0);
+    }
+}
+
 static void test_strays(void **state)
 {
     struct kvt_index_db_stats stats;
@@ -387,6 +405,7 @@ static void test_strays(void **state)
     CHECK(row_put(db, orphan) == 0 && copy_put(db, orphan, 0) == 0);
     wide = block_make(0, orphan);
     CHECK(row_put(db, wide) == 0 && copy_put(db, wide, 0) == 0);
+    misfits_put(db, child, late);
     index_world_row(&put, &(struct kvt_index_key){.ns = 3, .block_id = ++now.stamp}, 0, 64, &bytes);
     CHECK(kvt_index_db_apply(db, &put) == 0);
     index_world_row(&put, &(struct kvt_index_key){.epoch = 99, .block_id = ++now.stamp}, 0, 64,
@@ -563,6 +582,82 @@ static void test_resize(void **state)
     assert_int_equal(unlink(path), 0);
 }
 
+/* What a power cut could take away: sizes and bytes until a flush of the file, names until one of
+ * the folder. */
+static bool is_file_dirty, is_folder_dirty;
+static uint32_t renames;
+
+static int order_fallocate(int fd, int mode, off_t offset, off_t count)
+{
+    is_file_dirty = true;
+    return fallocate(fd, mode, offset, count);
+}
+
+static int order_ftruncate(int fd, off_t count)
+{
+    is_file_dirty = true;
+    return ftruncate(fd, count);
+}
+
+static int order_fsync(int fd)
+{
+    struct stat stat;
+
+    CHECK(fstat(fd, &stat) == 0);
+    if (S_ISDIR(stat.st_mode))
+        is_folder_dirty = false;
+    else
+        is_file_dirty = false;
+    return fsync(fd);
+}
+
+static int order_rename(const char *from, const char *to)
+{
+    CHECK(!is_file_dirty);
+    is_folder_dirty = true;
+    renames++;
+    return rename(from, to);
+}
+
+/* Made, made smaller and made larger: the file is durable before it gets its name, the name before
+ * anything is put there, and so is a new size. */
+static void test_durable_order(void **state)
+{
+    static const struct {
+        uint64_t bytes;
+        uint32_t renames;
+        int wanted;
+    } steps[] = {{64 * KVT_MIB, 1, KVT_INDEX_DB_E_FRESH},
+                 {32 * KVT_MIB, 1, 0},
+                 {8 * KVT_MIB, 2, 0},
+                 {32 * KVT_MIB, 2, 0}};
+    struct kvt_index_lmdb lmdb = kvt_index_lmdb_real;
+    struct kvt_index_db *db;
+
+    (void)state;
+    lmdb.fallocate = order_fallocate;
+    lmdb.ftruncate = order_ftruncate;
+    lmdb.fsync = order_fsync;
+    lmdb.rename = order_rename;
+    config_make(0);
+    config.lmdb = &lmdb;
+    for (uint32_t i = 0; i < KVT_COUNT_OF(steps); i++) {
+        config.bytes = steps[i].bytes;
+        db = db_open(steps[i].wanted);
+        assert_false(is_file_dirty || is_folder_dirty);
+        assert_int_equal(renames, steps[i].renames);
+        assert_int_equal(size_of(path), steps[i].bytes);
+        for (uint32_t n = 0; i == 0 && n < 1600; n++) {
+            uint32_t at = block_make(7, INDEX_WORLD_NONE);
+
+            CHECK(row_put(db, at) == 0 && copy_put(db, at, 0) == 0);
+        }
+        CHECK(kvt_index_db_commit(db) == 0);
+        db = kvt_index_db_close(db);
+    }
+    assert_int_equal(unlink(path), 0);
+}
+
 static void test_not_ours(void **state)
 {
     struct kvt_index_loaded loaded;
@@ -628,10 +723,11 @@ static void test_not_ours(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_model),  cmocka_unit_test(test_full),
-        cmocka_unit_test(test_slices), cmocka_unit_test(test_strays),
-        cmocka_unit_test(test_links),  cmocka_unit_test(test_puts_refused),
-        cmocka_unit_test(test_resize), cmocka_unit_test(test_not_ours),
+        cmocka_unit_test(test_model),         cmocka_unit_test(test_full),
+        cmocka_unit_test(test_slices),        cmocka_unit_test(test_strays),
+        cmocka_unit_test(test_links),         cmocka_unit_test(test_puts_refused),
+        cmocka_unit_test(test_resize),        cmocka_unit_test(test_not_ours),
+        cmocka_unit_test(test_durable_order),
     };
     int r;
 

@@ -602,6 +602,88 @@ static void test_cut_short(void **state)
     device_free(device);
 }
 
+/* Flushes by path, in their order; of the rebuild itself and of the index. */
+static char flushed[8][128];
+static uint32_t flushed_count;
+static bool is_flush_failing, is_index_gone; /* before the mark is durable */
+static const struct device *flushing;
+
+static void note_flush(int fd)
+{
+    char link[64];
+    ssize_t bytes;
+
+    if (flushing == NULL || flushed_count == KVT_COUNT_OF(flushed))
+        return;
+    is_index_gone |= flushed_count < 2 && access(flushing->index_path, F_OK) != 0;
+    (void)snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    bytes = readlink(link, flushed[flushed_count], sizeof(flushed[0]) - 1);
+    assert_true(bytes > 0);
+    flushed[flushed_count++][bytes] = '\0';
+}
+
+int __real_fsync(int fd);
+int __wrap_fsync(int fd);
+int __real_fdatasync(int fd);
+int __wrap_fdatasync(int fd);
+
+int __wrap_fsync(int fd)
+{
+    note_flush(fd);
+    return __real_fsync(fd);
+}
+
+int __wrap_fdatasync(int fd)
+{
+    note_flush(fd);
+    if (!is_flush_failing)
+        return __real_fdatasync(fd);
+    errno = EIO;
+    return -1;
+}
+
+static bool is_end(const char *text, const char *end)
+{
+    size_t bytes = strlen(text), end_bytes = strlen(end);
+
+    return bytes >= end_bytes && strcmp(text + bytes - end_bytes, end) == 0;
+}
+
+/* The mark is durable, and so is its name, before the old index goes; what the scan is to see is
+ * durable before it is read. */
+static void test_durable_order(void **state)
+{
+    struct device *device = device_new(5);
+    uint64_t done = 0;
+    struct kvt_index_rebuild_config config = {
+        .db = &device->db, .scan = &device->scan, .progress = on_progress, .ctx = &done};
+    struct kvt_index_rebuild_report report;
+    struct kvt_index_db *db = NULL;
+    char why[KVT_INDEX_DB_WHY_BYTES];
+    bool is_data_flushed = false;
+
+    (void)state;
+    data_write(device);
+    flushing = device;
+    assert_int_equal(kvt_index_rebuild(&db, &config, &report, why), 0);
+    (void)kvt_index_db_close(db);
+    assert_true(flushed_count > 3 && !is_index_gone);
+    assert_true(is_end(flushed[0], device->mark_path));
+    assert_false(is_end(flushed[1], device->mark_path));
+    assert_memory_equal(flushed[1], flushed[0], strlen(flushed[1])); /* its folder */
+    for (uint32_t i = 2; i < flushed_count; i++)
+        is_data_flushed |= is_end(flushed[i], device->data_path);
+    assert_true(is_data_flushed);
+    done = 0;
+    is_flush_failing = true;
+    assert_int_equal(kvt_index_rebuild(&db, &config, &report, why), -EIO);
+    is_flush_failing = false;
+    flushing = NULL;
+    assert_int_equal(done + report.scan.read_bytes, 0);
+    assert_true(kvt_index_rebuild_is_due(device->index_path));
+    device_free(device);
+}
+
 static void test_memory(void **state)
 {
     (void)state;
@@ -616,7 +698,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_oracle),  cmocka_unit_test(test_reuse),
         cmocka_unit_test(test_no_room), cmocka_unit_test(test_cut_short),
-        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_memory),  cmocka_unit_test(test_durable_order),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -561,6 +561,31 @@ static void test_zones(void **state)
     (void)kvt_slab_free(slab);
 }
 
+/* The rest of a zone that is no whole unit is nobody's, though the next number of a unit is the
+ * first one of the zone behind it. */
+static void test_adopt_in_rest(void **state)
+{
+    struct kvt_slab_config config = {.unit_bytes = 65536,
+                                     .align_bytes = 4096,
+                                     .zones_count = 3,
+                                     .zone_bytes = {2 * 65536 + 32768, 65536, 65536}};
+    uint64_t second = config.zone_bytes[0], rest = (uint64_t)2 * 65536;
+    struct kvt_slab *slab;
+    struct kvt_slot slot;
+    uint32_t class_idx;
+
+    (void)state;
+    assert_int_equal(kvt_slab_new(&slab, &config), 0);
+    assert_int_equal(kvt_slab_class(slab, 32768, &class_idx), 0);
+    assert_int_equal(kvt_slab_adopt(slab, class_idx, rest, rest, 1, &slot), KVT_SLAB_E_TAKEN);
+    assert_int_equal(kvt_slab_adopt(slab, class_idx, second, second, 1, &slot), 0);
+    assert_int_equal(kvt_slab_zone(slab, slot), 1);
+    assert_int_equal(kvt_slab_adopt(slab, class_idx, rest, rest, 2, &slot), KVT_SLAB_E_TAKEN);
+    assert_int_equal(kvt_slab_adopt(slab, class_idx, rest + 32768, rest, 2, &slot),
+                     KVT_SLAB_E_TAKEN);
+    (void)kvt_slab_free(slab);
+}
+
 /* An adopted slab is short until its class needs room, and then as long as any. */
 static void test_adopted_slab_grows(void **state)
 {
@@ -646,6 +671,7 @@ int main(void)
         cmocka_unit_test(test_reclaim_moves_room),
         cmocka_unit_test(test_zones),
         cmocka_unit_test(test_adopted_slab_grows),
+        cmocka_unit_test(test_adopt_in_rest),
         cmocka_unit_test(test_limits),
     };
 
