@@ -71,8 +71,9 @@ struct eng_ns *eng_ns_of(struct kvt_engine *engine, struct kvt_op *op,
 
     if (!eng_handle_is_ours(engine, op, ENG_HANDLE_NS, handle, "namespace"))
         return NULL;
-    if (idx >= engine->ns_count || !engine->ns[idx].is_open) {
-        kvt_op_fail(op, KVT_CODE_NOT_FOUND, "unknown namespace");
+    if (idx >= engine->ns_count || !engine->ns[idx].is_open ||
+        engine->ns[idx].generation != handle_generation(handle)) {
+        kvt_op_fail(op, KVT_CODE_NOT_FOUND, "this namespace was closed: open it again");
         return NULL;
     }
     return &engine->ns[idx];

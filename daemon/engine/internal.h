@@ -73,6 +73,8 @@ struct eng_heap {
 struct eng_ns {
     bool is_open;
     uint32_t idx;
+    uint32_t generation; /* of its handle: another namespace may get the number */
+    uint32_t groups_count;
     struct kvt_radix_ns radix_ns;
     uint8_t fingerprint[KVT_FINGERPRINT_BYTES];
     uint64_t epoch;

@@ -7,7 +7,9 @@
  *
  *   root key:  1 | length (u16 LE) | salt | 2 | length (u16 LE) | LoRA
  *
- * Namespaces live until the daemon ends; there are at most namespaces_max of them. */
+ * There are at most namespaces_max of them. They live until the daemon ends and, where L3 keeps
+ * them, longer; one that has neither sessions nor blocks makes way when a new one finds no number.
+ */
 #include <string.h>
 
 #include "daemon/base/alloc.h"
@@ -29,7 +31,8 @@ void eng_ns_deinit(struct eng_ns *ns)
 {
     kvt_free(ns->texts);
     kvt_free(ns->spec);
-    *ns = (struct eng_ns){.epoch = ns->epoch}; /* whoever gets the number goes on from there */
+    /* Whoever gets the number goes on from there. */
+    *ns = (struct eng_ns){.epoch = ns->epoch, .generation = ns->generation};
 }
 
 void eng_ns_new_epoch(struct kvt_engine *engine, struct eng_ns *ns)
@@ -162,7 +165,7 @@ int eng_ns_make(struct kvt_engine *engine, uint32_t idx, uint64_t epoch,
     int r;
 
     KVT_ASSERT(!ns->is_open);
-    *ns = (struct eng_ns){.idx = idx, .epoch = epoch - 1};
+    *ns = (struct eng_ns){.idx = idx, .epoch = epoch - 1, .generation = ns->generation + 1};
     memcpy(ns->fingerprint, fingerprint, sizeof(ns->fingerprint));
     eng_ns_new_epoch(engine, ns);
     r = keep_spec(ns, req) ? open_below(engine, ns) : -ENOMEM;
@@ -177,17 +180,49 @@ int eng_ns_make(struct kvt_engine *engine, uint32_t idx, uint64_t epoch,
     return 0;
 }
 
+/* Nobody would miss it: it has no sessions and no blocks, and nothing points to it. */
+static bool is_idle(const struct kvt_engine *engine, const struct eng_ns *ns)
+{
+    struct kvt_radix_ns_stats stats;
+
+    if (ns->groups_count > 0 || kvt_store_is_loading(engine->store))
+        return false;
+    for (uint32_t i = 0; i < engine->resets_count; i++)
+        if (engine->resets[i].ns == ns)
+            return false;
+    kvt_radix_ns_stats(engine->radix, ns->radix_ns, &stats);
+    return stats.blocks == 0 && stats.roots == 0 &&
+           !kvt_store_ns_has_cells(engine->store, ns->radix_ns);
+}
+
+/* A number that is free, or that an idle namespace gives back. */
+static uint32_t number_for_new(struct kvt_engine *engine)
+{
+    uint32_t max = engine->config.namespaces_max;
+
+    for (uint32_t i = 0; i < max; i++)
+        if (!engine->ns[i].is_open)
+            return i;
+    for (uint32_t i = 0; i < max; i++) {
+        if (!is_idle(engine, &engine->ns[i]))
+            continue;
+        kvt_radix_ns_close(engine->radix, engine->ns[i].radix_ns);
+        kvt_store_ns_close(engine->store, engine->ns[i].radix_ns);
+        eng_ns_deinit(&engine->ns[i]);
+        return i;
+    }
+    return max;
+}
+
 static struct eng_ns *make(struct kvt_engine *engine, struct kvt_op *op,
                            const uint8_t fingerprint[KVT_FINGERPRINT_BYTES])
 {
-    uint32_t idx = 0;
+    uint32_t idx = number_for_new(engine);
     int r;
 
-    while (idx < engine->config.namespaces_max && engine->ns[idx].is_open)
-        idx++;
     if (idx == engine->config.namespaces_max) {
         kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED,
-                    "%u namespaces are open, the most there can be", idx);
+                    "%u namespaces are in use, the most there can be", idx);
         return NULL;
     }
     /* Above every epoch that it may have had under another number, or whose record is lost: what
@@ -195,8 +230,11 @@ static struct eng_ns *make(struct kvt_engine *engine, struct kvt_op *op,
     r = eng_ns_make(engine, idx,
                     KVT_MAX(engine->ns[idx].epoch + 1, engine->config.store.stamp_first),
                     &op->req.open_namespace, fingerprint);
-    if (r == 0)
+    if (r == 0) {
+        /* What L3 has of the number's earlier users is over. */
+        kvt_store_ns_set_epoch(engine->store, engine->ns[idx].radix_ns, engine->ns[idx].epoch);
         return &engine->ns[idx];
+    }
     if (r == KVT_STORE_E_TOO_BIG)
         kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT,
                     "a block of this model does not fit a tier: make the tiers larger or "
@@ -258,10 +296,10 @@ void eng_op_open_namespace(struct kvt_engine *engine, struct kvt_op *op)
         ns = make(engine, op, fingerprint);
     if (ns == NULL)
         return;
-    op->ans.open_namespace =
-        (struct kvt_ans_open_namespace){.ns = eng_handle(engine, ENG_HANDLE_NS, ns->idx, 1),
-                                        .epoch = ns->epoch,
-                                        .was_known = was_known};
+    op->ans.open_namespace = (struct kvt_ans_open_namespace){
+        .ns = eng_handle(engine, ENG_HANDLE_NS, ns->idx, ns->generation),
+        .epoch = ns->epoch,
+        .was_known = was_known};
     memcpy(op->ans.open_namespace.fingerprint, ns->fingerprint, KVT_FINGERPRINT_BYTES);
 }
 

@@ -21,6 +21,7 @@ void eng_group_unref(struct eng_group *group)
     if (--group->refs > 0)
         return;
     KVT_ASSERT(group->sessions_count == 0);
+    group->ns->groups_count--;
     kvt_free(group);
 }
 
@@ -251,6 +252,7 @@ static bool place(struct kvt_engine *engine, struct kvt_op *op, struct eng_sessi
     if (group->refs == 0) {
         kvt_list_push_back(&engine->groups, &group->link);
         engine->groups_count++;
+        group->ns->groups_count++;
     }
     group->refs++;
     group->sessions_count++;

@@ -263,14 +263,26 @@ int kvt_store_ns_open(struct kvt_store *store, struct kvt_radix_ns ns,
             return r;
     }
     /* The index was another namespace's: what is left of it must be off its books. */
-    if (store->ns[ns.idx].is_open)
-        for (uint32_t i = 0; i < KVT_COMPONENTS_MAX; i++)
-            for (uint32_t tier = 0; tier < KVT_TIERS_COUNT; tier++)
-                if (store->ns[ns.idx].components[i].cells_at[tier] > 0)
-                    return -EBUSY;
+    if (kvt_store_ns_has_cells(store, ns))
+        return -EBUSY;
     store->ns[ns.idx] = opened;
     store->ns_end = KVT_MAX(store->ns_end, ns.idx + 1);
     return 0;
+}
+
+bool kvt_store_ns_has_cells(const struct kvt_store *store, struct kvt_radix_ns ns)
+{
+    for (uint32_t i = 0; store->ns[ns.idx].is_open && i < KVT_COMPONENTS_MAX; i++)
+        for (uint32_t tier = 0; tier < KVT_TIERS_COUNT; tier++)
+            if (store->ns[ns.idx].components[i].cells_at[tier] > 0)
+                return true;
+    return false;
+}
+
+void kvt_store_ns_close(struct kvt_store *store, struct kvt_radix_ns ns)
+{
+    KVT_ASSERT(!kvt_store_ns_has_cells(store, ns));
+    store->ns[ns.idx] = (struct store_ns){.is_open = false};
 }
 
 void kvt_store_ns_set_epoch(struct kvt_store *store, struct kvt_radix_ns ns, uint64_t epoch)

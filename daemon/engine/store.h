@@ -98,6 +98,10 @@ enum { KVT_STORE_E_TOO_BIG = 1 /* a slot would not fit a configured tier */ };
  * not over), -ENOSPC (too many different slot sizes), KVT_STORE_E_TOO_BIG, 0. */
 KVT_MUST_USE int kvt_store_ns_open(struct kvt_store *store, struct kvt_radix_ns ns,
                                    const struct kvt_store_ns_config *config);
+/* It has no cells; its index may be opened again. */
+void kvt_store_ns_close(struct kvt_store *store, struct kvt_radix_ns ns);
+/* Copies of it that are somewhere, maybe on their way out. */
+bool kvt_store_ns_has_cells(const struct kvt_store *store, struct kvt_radix_ns ns);
 void kvt_store_ns_set_epoch(struct kvt_store *store, struct kvt_radix_ns ns, uint64_t epoch);
 /* Its number in the catalog: what rows of the index call it. */
 void kvt_store_ns_set_number(struct kvt_store *store, struct kvt_radix_ns ns, uint32_t number);
