@@ -454,10 +454,12 @@ uint64_t eng_resets_next_ns(const struct kvt_engine *engine);
 
 /* turn.c */
 void eng_serve(struct kvt_engine *engine, struct kvt_op *op);
+/* What a request costs this turn, in tokens compared or as much. */
+uint64_t eng_cost_of(const struct kvt_op *op);
 
 /* park.c: lookups while L3's index is being read */
 bool eng_park(struct kvt_engine *engine, struct kvt_op *op);
-void eng_parked_slice(struct kvt_engine *engine);
+bool eng_parked_slice(struct kvt_engine *engine);
 uint64_t eng_parked_next_ns(const struct kvt_engine *engine);
 
 /* session.c, region.c */

@@ -15,15 +15,20 @@ static uint64_t park_end_ns(const struct kvt_engine *engine, const struct kvt_op
     return KVT_MIN(engine->load_wait_end_ns, op->deadline_ns - KVT_MIN(op->deadline_ns, ANSWER_NS));
 }
 
+static void keep(struct kvt_engine *engine, struct kvt_op *op)
+{
+    /* The last one's link is the engine: an op that somebody has taken has a link. */
+    op->service = engine->parked != NULL ? (void *)engine->parked : (void *)engine;
+    engine->parked = op;
+    engine->parked_count++;
+}
+
 bool eng_park(struct kvt_engine *engine, struct kvt_op *op)
 {
     if (engine->is_unparking || engine->is_stopping || !kvt_store_is_loading(engine->store) ||
         engine->parked_count == PARKED_MAX || engine->now_ns >= park_end_ns(engine, op))
         return false;
-    /* The last one's link is the engine: an op that somebody has taken has a link. */
-    op->service = engine->parked != NULL ? (void *)engine->parked : (void *)engine;
-    engine->parked = op;
-    engine->parked_count++;
+    keep(engine, op);
     return true;
 }
 
@@ -42,27 +47,38 @@ static bool is_try_due(struct kvt_engine *engine)
     return true;
 }
 
-/* Those that cannot wait any more; all when there is nothing to wait for. Lookups that are tried
- * again park themselves again. */
-void eng_parked_slice(struct kvt_engine *engine)
+/* Those that cannot wait any more; all when there is nothing to wait for: in a turn as many as it
+ * may take. Lookups that are tried again park themselves again. True: some are left that need not
+ * wait. */
+bool eng_parked_slice(struct kvt_engine *engine)
 {
     bool is_try = is_try_due(engine);
     struct kvt_op *op = engine->parked;
+    uint64_t spent = 0;
+    bool is_left = false;
 
     engine->parked = NULL;
     engine->parked_count = 0;
     while (op != NULL) {
         struct kvt_op *next = op->service;
 
-        if (is_try && op->kind == KVT_OP_LOOKUP && !atomic_load(&op->is_cancelled)) {
-            eng_serve(engine, op);
-        } else if (atomic_load(&op->is_cancelled) || !eng_park(engine, op)) {
-            engine->is_unparking = true;
+        bool is_cancelled = atomic_load(&op->is_cancelled);
+        bool is_tried = is_try && op->kind == KVT_OP_LOOKUP && !is_cancelled;
+
+        if (!is_tried && !is_cancelled && eng_park(engine, op)) {
+            /* it waits on */
+        } else if (spent >= KVT_ENGINE_TURN_COST && !engine->is_stopping) {
+            keep(engine, op);
+            is_left |= !is_tried;
+        } else {
+            spent += eng_cost_of(op);
+            engine->is_unparking = !is_tried;
             eng_serve(engine, op);
             engine->is_unparking = false;
         }
         op = (void *)next == (void *)engine ? NULL : next;
     }
+    return is_left;
 }
 
 uint64_t eng_parked_next_ns(const struct kvt_engine *engine)

@@ -22,8 +22,7 @@ static const handler_fn handlers[KVT_OP_KINDS] = {
     [KVT_OP_MAINTAIN] = eng_op_maintain,
 };
 
-/* What a request costs this turn, in tokens compared or as much. */
-static uint64_t cost_of(const struct kvt_op *op)
+uint64_t eng_cost_of(const struct kvt_op *op)
 {
     uint64_t moves = 0;
 
@@ -111,7 +110,7 @@ static bool take_inbox(struct kvt_engine *engine)
 
         if (op == NULL)
             return false;
-        spent += cost_of(op);
+        spent += eng_cost_of(op);
         eng_serve(engine, op);
     }
     return true;
@@ -143,7 +142,7 @@ static void begin_stop(struct kvt_engine *engine)
 {
     engine->is_stopping = true;
     eng_prefetch_cancel(engine);
-    eng_parked_slice(engine);
+    (void)eng_parked_slice(engine);
     eng_resets_end(engine, KVT_CODE_UNAVAILABLE, "the daemon is stopping");
     kvt_list_for_each (link, &engine->runs) {
         struct eng_run *run = KVT_CONTAINER_OF(link, struct eng_run, link);
@@ -171,7 +170,7 @@ bool kvt_engine_turn(struct kvt_engine *engine, uint64_t now_ns)
     has_more |= take_inbox(engine);
     if (atomic_exchange(&engine->has_cancelled, false))
         eng_runs_cancelled(engine);
-    eng_parked_slice(engine);
+    has_more |= eng_parked_slice(engine);
     eng_catalog_slice(engine);
     has_more |= fire_timers(engine);
     has_more |= eng_leases_slice(engine);
