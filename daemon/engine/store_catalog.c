@@ -21,6 +21,7 @@ int kvt_store_catalog_put(struct kvt_store *store, uint32_t zone, uint32_t numbe
     if (!kvt_store_zone_has_index(at))
         return 0;
     r = kvt_index_put(at->index, &put, &at->seq_put);
+    at->is_record_first = r != 0; /* the caller tries again */
     if (r == 0)
         *ret_seq = at->seq_put;
     return r;

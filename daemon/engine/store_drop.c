@@ -41,7 +41,7 @@ static void put_drop_or_queue(struct kvt_store *store, const struct drop *drop)
 {
     struct store_zone *zone = &store->zones[drop->zone];
 
-    if (zone->drops_count == 0 && put_drop(store, drop) == 0)
+    if (zone->drops_count == 0 && !zone->is_record_first && put_drop(store, drop) == 0)
         return;
     if (zone->drops_count == store->drops_max)
         fall_behind(store, drop->zone);
@@ -53,7 +53,7 @@ void kvt_store_put_drops(struct kvt_store *store, uint32_t idx, uint32_t *inout_
 {
     struct store_zone *zone = &store->zones[idx];
 
-    while (zone->drops_count > 0 && *inout_budget > 0 &&
+    while (zone->drops_count > 0 && !zone->is_record_first && *inout_budget > 0 &&
            put_drop(store, &zone->drops[zone->drops_head]) == 0) {
         zone->drops_head = (zone->drops_head + 1) % store->drops_max;
         zone->drops_count--;

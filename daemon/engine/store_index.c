@@ -339,7 +339,7 @@ static int put_block(struct kvt_store *store, struct todo *todo, struct cell *ce
         todo->is_whole ? store->todo_row : first_missing(store, cell->block, blocks, todo->zone);
     int r;
 
-    if (store->zones[todo->zone].drops_count > 0 ||
+    if (store->zones[todo->zone].drops_count > 0 || store->zones[todo->zone].is_record_first ||
         (store->ns[cell->ns].recorded & 1u << todo->zone) == 0)
         return KVT_INDEX_E_FULL;
     r = put_rows(store, todo->zone, cell, &at, inout_budget);

@@ -200,9 +200,11 @@ struct store_zone {
     const struct kvt_tier_counters *counters; /* health */
     uint64_t base_bytes;
     bool is_loading, is_index_lost;
-    bool has_begun;        /* its load has */
-    bool is_behind;        /* its index could not be told all that went: see store_drop.c */
-    bool is_closed;        /* nothing new is put there */
+    bool has_begun; /* its load has */
+    bool
+        is_record_first; /* a record for its catalog finds no room: nothing else is put before it */
+    bool is_behind;      /* its index could not be told all that went: see store_drop.c */
+    bool is_closed;      /* nothing new is put there */
     uint64_t out_since_ns; /* 0: in service */
     bool is_dropped;       /* out for too long, and its copies went */
     uint32_t drop_at;      /* cell that is looked at next for that */
