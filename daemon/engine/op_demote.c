@@ -78,11 +78,11 @@ static enum eng_start start_fill(struct kvt_engine *engine, struct eng_run *run,
     return ENG_STARTED;
 }
 
-static enum eng_start start_lower(struct kvt_engine *engine, struct eng_run *run,
-                                  struct eng_moves *moves, uint32_t move, enum kvt_tier_id tier,
-                                  bool is_move)
+static enum eng_start start_job(struct kvt_engine *engine, struct eng_run *run,
+                                struct eng_moves *moves, uint32_t move, enum kvt_job_kind kind,
+                                enum kvt_tier_id tier, bool is_move)
 {
-    struct eng_job *job = eng_job_new(engine, run, KVT_JOB_LOWER, NULL, 0);
+    struct eng_job *job = eng_job_new(engine, run, kind, NULL, 0);
 
     if (job == NULL)
         return ENG_WAIT;
@@ -105,7 +105,7 @@ static enum eng_start start_between(struct kvt_engine *engine, struct eng_run *r
         moves->results[move] = (mask & 1u << run->tier) != 0 ? KVT_MOVE_PRESENT : KVT_MOVE_MISS;
         return ENG_SETTLED;
     }
-    return start_lower(engine, run, moves, move, run->tier, true);
+    return start_job(engine, run, moves, move, KVT_JOB_LOWER, run->tier, true);
 }
 
 /* The durable part: only a complete cell can go down. */
@@ -119,11 +119,12 @@ static enum eng_start start_durable(struct kvt_engine *engine, struct eng_run *r
         run->is_broken = true;
         return ENG_SETTLED;
     }
-    if ((mask & 1u << KVT_TIER_DISK) != 0) {
-        kvt_store_want_durable(engine->store, moves->cells[move]);
-        return ENG_SETTLED;
-    }
-    return start_lower(engine, run, moves, move, KVT_TIER_DISK, false);
+    if ((mask & 1u << KVT_TIER_DISK) == 0)
+        return start_job(engine, run, moves, move, KVT_JOB_LOWER, KVT_TIER_DISK, false);
+    kvt_store_want_durable(engine->store, moves->cells[move]);
+    if (kvt_store_is_unseen(engine->store, moves->cells[move])) /* reading it shows it */
+        return start_job(engine, run, moves, move, KVT_JOB_RAISE, KVT_TIER_HOST, false);
+    return ENG_SETTLED;
 }
 
 enum eng_start eng_demote_start(struct kvt_engine *engine, struct eng_run *run,

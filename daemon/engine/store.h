@@ -243,8 +243,12 @@ bool kvt_store_has_digest_roots(const struct kvt_store *store);
 bool kvt_store_is_holding(const struct kvt_store *store);
 /* Of kvt_radix_config: the block's rows go. */
 void kvt_store_block_gone(struct kvt_store *store, const struct kvt_radix_gone *gone);
-/* The cell's copy on L3 would be there after a restart of any kind: data and row are durable. */
+/* The cell's copy on L3 would be there after a restart of any kind: data and row are durable, and
+ * the data is known to be good. */
 bool kvt_store_is_durable(const struct kvt_store *store, struct kvt_cell cell);
+/* Its copy on L3 came with the index and was not read so far: it is not known whether it is good.
+ */
+bool kvt_store_is_unseen(struct kvt_store *store, struct kvt_cell cell);
 /* A copy that is on L3 already wants its row, if it has none. */
 void kvt_store_want_durable(struct kvt_store *store, struct kvt_cell cell);
 /* The least of the numbers never given out; near stamp_end the caller reserves more. */

@@ -58,7 +58,9 @@ struct cell {
     };
     uint32_t content_low;
     uint16_t content_high; /* slot generation: 48 bits from one counter */
-    uint16_t filled;       /* shards of a claimed cell that are there, a bit a rank */
+    uint16_t
+        filled; /* shards whose bytes were seen by this daemon, a bit a rank: filled here, or read
+                   from L3 and found to be what they should. A claimed cell is whole with all */
     struct {
         uint16_t state : 3, pins : 13;
     } copies[KVT_TIERS_COUNT];
@@ -347,6 +349,13 @@ static inline struct store_component *kvt_store_component(struct kvt_store *stor
                                                           const struct cell *cell)
 {
     return &store->ns[cell->ns].components[cell->component];
+}
+
+/* What an index said at start is a hint: a row that should be gone names a slot that holds
+ * something else by now. */
+static inline bool kvt_store_is_seen(struct kvt_store *store, const struct cell *cell)
+{
+    return cell->filled == (1u << kvt_store_component(store, cell)->shards) - 1;
 }
 
 static inline uint64_t kvt_store_content(const struct cell *cell)

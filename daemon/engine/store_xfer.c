@@ -514,6 +514,8 @@ static void copy_settle(struct kvt_store *store, struct move *move)
 
     copy_unlink(store, cell, move);
     if (move->status == 0) {
+        if (src == KVT_TIER_DISK)
+            cell->filled = (uint16_t)((1u << kvt_store_component(store, cell)->shards) - 1);
         if (kvt_store_make_ready(store, cell, dst)) {
             if (dst > src)
                 store->tiers[src].written_back++;
@@ -623,6 +625,8 @@ static bool bounce_finish(struct kvt_store *store, struct move *move, struct xfe
         if (move->is_scrub)
             kvt_store_scrubbed(store, move,
                                move->shard + 1 == kvt_store_component(store, cell)->shards);
+        if (status == 0)
+            cell->filled = (uint16_t)(cell->filled | 1u << move->shard);
         if (is_source_bad(move))
             kvt_store_let_go(store, cell, KVT_TIER_DISK, KVT_DROP_BAD);
         kvt_store_unpin(store, cell, KVT_TIER_DISK);
