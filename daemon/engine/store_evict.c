@@ -10,6 +10,7 @@
 #include "daemon/engine/store_internal.h"
 
 #define VICTIMS_BATCH 8u
+#define BATCHES_MAX 16u /* of victims that cannot go */
 #define ROOM_ROUNDS 4u
 #define PAIRS_MAX (KVT_NAMESPACES_MAX * KVT_COMPONENTS_MAX)
 
@@ -182,9 +183,8 @@ static enum gone evict_counted(struct kvt_store *store, struct cell *cell, uint3
     return gone;
 }
 
-/* Up to @max victims of the class begin to go, oldest first. */
-static struct evicted evict_some(struct kvt_store *store, const struct kvt_radix_victims *which,
-                                 uint32_t max)
+static struct evicted evict_batch(struct kvt_store *store, const struct kvt_radix_victims *which,
+                                  uint32_t max)
 {
     struct kvt_radix_victim victims[VICTIMS_BATCH];
     struct evicted evicted = {0, 0, 0};
@@ -201,6 +201,30 @@ static struct evicted evict_some(struct kvt_store *store, const struct kvt_radix
             continue;
         if (evict_counted(store, cell, which->bit, &evicted) == GONE_NOT)
             kvt_radix_defer(store->radix, &victims[i], which->bit);
+    }
+    return evicted;
+}
+
+static bool is_any_zone_closed(const struct kvt_store *store)
+{
+    for (uint32_t i = 0; i < store->zones_count; i++)
+        if (store->zones[i].is_closed)
+            return true;
+    return false;
+}
+
+/* Up to @max victims of the class begin to go, oldest first. Where a device of L3 is closed the
+ * oldest may all be there: then some more are looked at. */
+static struct evicted evict_some(struct kvt_store *store, const struct kvt_radix_victims *which,
+                                 uint32_t max)
+{
+    bool is_patient = which->bit == KVT_TIER_DISK && is_any_zone_closed(store);
+    struct evicted evicted = {0, 0, 0};
+
+    for (uint32_t i = 0; i < (is_patient ? BATCHES_MAX : 1u); i++) {
+        evicted = evict_batch(store, which, is_patient ? VICTIMS_BATCH : max);
+        if (evicted.now + evicted.soon > 0 || evicted.not_now == 0)
+            break;
     }
     return evicted;
 }

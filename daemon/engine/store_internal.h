@@ -260,6 +260,7 @@ struct store_load {           /* see store_load.c */
 
 struct store_save { /* see store_save.c */
     bool is_running, has_started;
+    bool is_telling; /* the first round asks for rows that were given up, too */
     uint32_t at, inflight, rounds;
     uint64_t waits_since_ns; /* 0: it does not wait for a copy */
     uint64_t moves_left;

@@ -248,7 +248,8 @@ static void read_from_disk(struct kvt_store *store, struct cell *cell, struct kv
         return;
     }
     cell = kvt_store_cell_at(store, handle); /* making room may have found it dead */
-    if (cell == NULL || !kvt_store_is_readable(cell, KVT_TIER_DISK)) {
+    if (cell == NULL || !kvt_store_is_readable(cell, KVT_TIER_DISK) ||
+        !kvt_radix_is_live(store->radix, cell->block)) {
         kvt_store_end_job(store, job, KVT_MOVE_MISS);
         return;
     }

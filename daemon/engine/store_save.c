@@ -39,6 +39,8 @@ void kvt_store_save_start(struct kvt_store *store)
     save->content_end = store->stamp_next;
     save->round_left = 0;
     save->copies_written = save->bytes_written = save->copies_failed = 0;
+    save->is_telling = store->has_skipped;
+    store->has_skipped = false;
 }
 
 /* Of the cells that were there when it began: L3 lacks it. */
@@ -61,6 +63,18 @@ static bool choose(const struct kvt_store *store, const struct cell *cell,
            cell->copies[options->dst].state == COPY_NONE;
 }
 
+/* What is on L3 and was given up before the index had it is told once more. False: later. */
+static bool tell_again(struct kvt_store *store, struct cell *cell)
+{
+    if (!store->save.is_telling || store->save.rounds > 0 || !cell->is_used || cell->is_orphan ||
+        cell->is_indexed || !kvt_store_is_readable(cell, KVT_TIER_DISK))
+        return true;
+    if (!kvt_store_index_has_todo_room(store))
+        return false;
+    kvt_store_index_want_again(store, cell);
+    return true;
+}
+
 /* One cell; false: come back to it later. */
 static bool save_cell(struct kvt_store *store, struct cell *cell)
 {
@@ -68,6 +82,8 @@ static bool save_cell(struct kvt_store *store, struct cell *cell)
     struct store_save *save = &store->save;
     struct move *move;
 
+    if (!tell_again(store, cell))
+        return false;
     if (!is_wanted(store, cell))
         return true;
     if (save->inflight == INFLIGHT_MAX)

@@ -53,6 +53,7 @@ static struct cell *next_cell(struct kvt_store *store, uint32_t *inout_budget)
         (*inout_budget)--;
         if (scrub->at != 0 && cell->is_used && !cell->is_orphan &&
             kvt_store_is_readable(cell, KVT_TIER_DISK) &&
+            kvt_radix_is_live(store->radix, cell->block) &&
             scrub->shard < kvt_store_component(store, cell)->shards)
             return cell;
     }

@@ -6,6 +6,7 @@
 #include "daemon/engine/store_internal.h"
 
 #define RATE_START_BYTES_PER_S (2ull * KVT_GIB) /* before anything was measured */
+#define IDENTITY_UNKNOWN UINT64_MAX             /* no slot's, but for a chance that is no matter */
 #define RATE_SHARE 8u                           /* weight of a new sample: one part in so many */
 
 static const enum kvt_place_kind place_of_tier[KVT_TIERS_COUNT] = {
@@ -144,8 +145,9 @@ static void identify(struct kvt_store *store, struct xfer *xfer, struct cell *ce
     struct kvt_slot_info info;
     const uint32_t *tokens;
 
-    if (kvt_store_slot_info(store, cell, shard, &info, &tokens))
-        xfer->base.key.identity = kvt_slot_identity(&info, tokens);
+    xfer->base.key.identity = kvt_store_slot_info(store, cell, shard, &info, &tokens)
+                                  ? kvt_slot_identity(&info, tokens)
+                                  : IDENTITY_UNKNOWN;
 }
 
 /* The thread that does it: the disk's or the device's if one end is theirs, else the host's. */
@@ -244,6 +246,8 @@ enum start kvt_store_start_copy(struct kvt_store *store, struct cell *cell,
     enum room room;
 
     KVT_ASSERT(kvt_store_is_readable(cell, src));
+    if (src == KVT_TIER_DISK && !kvt_radix_is_live(store->radix, cell->block))
+        return START_NONE; /* what cannot be compared is not read */
     if (cell->copies[dst].state != COPY_NONE || cell->copies[src].pins == CELL_PINS_MAX ||
         !kvt_store_has_xfers(store, shards, options->is_background))
         return START_WAIT;
@@ -291,7 +295,8 @@ static void client_begin(struct kvt_store *store, enum move_kind kind, struct ce
     move->bytes = component->payload_bytes;
     move->xfer = xfer;
     describe(store, xfer, cell, shard);
-    if (kind == MOVE_READ && tier == KVT_TIER_HOST && store->config.is_verify_l2_always)
+    if (kind == MOVE_READ && tier == KVT_TIER_HOST && store->config.is_verify_l2_always &&
+        kvt_radix_is_live(store->radix, cell->block))
         identify(store, xfer, cell, shard);
     xfer->base.deadline_ns = job->deadline_ns;
     kvt_store_pin(store, cell, tier);
@@ -363,6 +368,8 @@ enum start kvt_store_start_bounce(struct kvt_store *store, struct cell *cell, ui
     struct move *move, probe = {0};
     struct xfer *xfer;
 
+    if (!kvt_radix_is_live(store->radix, cell->block))
+        return START_NONE;
     if (cell->copies[KVT_TIER_DISK].pins == CELL_PINS_MAX ||
         !kvt_store_has_xfers(store, 1, job == NULL))
         return START_WAIT;

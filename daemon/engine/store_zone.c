@@ -102,6 +102,7 @@ static bool drop_lost(struct kvt_store *store, uint32_t idx)
     struct store_zone *zone = &store->zones[idx];
     const struct kvt_slab *slab = store->tiers[KVT_TIER_DISK].slab;
     uint32_t end = KVT_MIN(zone->drop_at + CELLS_A_TURN, store->records_fresh + 1);
+    bool is_patient = store->now_ns - zone->out_since_ns < 2 * store->config.lost_after_ns;
 
     for (; zone->drop_at < end; zone->drop_at++) {
         struct cell *cell = &store->cells[zone->drop_at];
@@ -109,6 +110,9 @@ static bool drop_lost(struct kvt_store *store, uint32_t idx)
         if (!cell->is_used || cell->is_orphan || cell->copies[KVT_TIER_DISK].state != COPY_READY ||
             kvt_slab_zone(slab, cell->slots[KVT_TIER_DISK]) != idx)
             continue;
+        /* Its index may still work, and is to hear of it: for a while it is waited for. */
+        if (is_patient && zone->drops_count >= store->drops_max / 2 && store->drops_max > 0)
+            return false;
         kvt_store_let_go(store, cell, KVT_TIER_DISK, KVT_DROP_LOST);
     }
     zone->is_dropped = zone->drop_at > store->records_fresh;
@@ -135,7 +139,9 @@ bool kvt_store_zone_turn(struct kvt_store *store, uint32_t idx)
         zone->out_since_ns = KVT_MAX(store->now_ns, (uint64_t)1);
     }
     /* What a load finds is taken even now: the device may be back soon. */
-    zone_close(store, idx, (is_out && !zone->is_loading) || zone->is_index_lost || zone->is_behind);
+    zone_close(store, idx,
+               (is_out && !zone->is_loading) || zone->is_index_lost || zone->is_behind ||
+                   (zone->drop_at > 0 && !zone->is_dropped));
     if (!is_out && (zone->is_dropped || zone->drop_at == 0)) {
         zone->is_dropped = false;
         zone->drop_at = 0;
