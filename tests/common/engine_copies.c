@@ -100,3 +100,8 @@ uint64_t world_copies_missing(const struct world_copies *copies, struct world *w
     free(found);
     return missing;
 }
+
+uint64_t world_stamp_next(const struct world *world)
+{
+    return kvt_store_stamp_next(world->engine->store);
+}

@@ -18,3 +18,5 @@ void world_copies_free(struct world_copies *copies);
 /* How many of them are not on L3, or not in slots that hold what the tree says of them. The engine
  * has loaded its indexes. */
 uint64_t world_copies_missing(const struct world_copies *copies, struct world *world);
+/* The least number that was not given so far. */
+uint64_t world_stamp_next(const struct world *world);

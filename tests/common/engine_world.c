@@ -74,7 +74,8 @@ static void open_namespace(struct world *world, const struct world_config *confi
         (struct kvt_api_component){.kind = 1, .bytes_per_block = world->shard_bytes[0]};
     req->components[1] = (struct kvt_api_component){
         .kind = 2, .window_tokens = 40, .bytes_per_block = world->shard_bytes[1]};
-    req->model = (struct kvt_text){"sim", 3};
+    req->model = (struct kvt_text){config->model != NULL ? config->model : "sim", 3};
+    req->model.bytes = (uint32_t)strlen(req->model.at);
     call_run(&call);
     CHECK_CODE(&call.op, KVT_CODE_OK);
     world->ns = call.op.ans.open_namespace.ns;

@@ -34,6 +34,7 @@ struct world_config {
     uint64_t lost_after_ns;
     bool is_disk_volatile; /* see fake_tier.h */
     uint64_t ring_bytes;   /* of each index; 0: as fake_index.h says */
+    const char *model;     /* of the namespace; NULL: a short one */
     uint64_t stamps;       /* numbers that a start reserves; 0: many */
 };
 

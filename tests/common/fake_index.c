@@ -52,7 +52,7 @@ struct fake_index {
     bool is_flying, is_held, is_urgent;
     /* Of a load. */
     struct row **order;
-    uint64_t order_count, order_at, load_ns;
+    uint64_t order_count, order_at, load_ns, load_delay_ns;
     uint32_t order_component; /* the copy that comes next; 0: the row itself, else component + 1 */
     struct kvt_index_loaded loaded;
     int error;
@@ -297,6 +297,27 @@ static void forget_pending(struct fake_index *fake)
     table_clear(&fake->told);
 }
 
+static bool shares_slot(const struct kvt_index_put *a, const struct kvt_index_put *b)
+{
+    bool is_same = a->key.block_id == b->key.block_id && a->component == b->component;
+
+    for (uint32_t i = 0; !is_same && i < a->shards_count; i++)
+        for (uint32_t k = 0; k < b->shards_count; k++)
+            if (a->slot_offsets[i] == b->slot_offsets[k])
+                return true;
+    return false;
+}
+
+static bool is_slot_free(const struct table *table, const struct kvt_index_put *copy)
+{
+    for (uint32_t i = 0; i < BUCKETS; i++)
+        for (const struct row *row = table->buckets[i]; row != NULL; row = row->next)
+            for (uint32_t c = 0; c < KVT_COMPONENTS_MAX; c++)
+                if (row->copies[c] != NULL && shares_slot(copy, &row->copies[c]->put))
+                    return false;
+    return true;
+}
+
 /* ---- the engine's side ---------------------------------------------------------------------- */
 
 static void check_put(const struct fake_index *fake, const struct kvt_index_put *put)
@@ -318,6 +339,8 @@ static void check_put(const struct fake_index *fake, const struct kvt_index_put 
         demand(fake, row != NULL, put, "a copy of a row that was never put");
         demand(fake, put->component < KVT_COMPONENTS_MAX && put->shards_count > 0, put,
                "a copy of no component or without a shard");
+        demand(fake, fake->config.is_lenient || is_slot_free(told, put), put,
+               "a copy in a slot that another one still has");
         break;
     case KVT_INDEX_PUT_DROP_ROW:
         demand(fake, row == NULL || !has_child(told, &put->key), put, "dropped with rows below it");
@@ -456,6 +479,16 @@ static void fake_close(struct kvt_index *base)
 
 static const struct kvt_index_ops fake_ops = {
     .put = fake_put, .next = fake_next, .room_bytes = fake_room_bytes, .close = fake_close};
+
+void fake_index_refuse(struct fake_index *fake, uint32_t rate)
+{
+    fake->config.refuse_rate = rate;
+}
+
+void fake_index_delay_load(struct fake_index *fake, uint64_t delay_ns)
+{
+    fake->load_delay_ns = delay_ns;
+}
 
 /* ---- a load --------------------------------------------------------------------------------- */
 
@@ -617,7 +650,8 @@ struct kvt_index *fake_index_open(struct fake_index *fake, const struct kvt_inde
     fake->refused_catalogs = 0;
     fake->is_urgent = fake->is_failure_told = false;
     fake->order_at = fake->order_component = 0;
-    fake->load_ns = fake->now_ns;
+    fake->load_ns = fake->now_ns + fake->load_delay_ns;
+    fake->load_delay_ns = 0;
     fake->loaded = (struct kvt_index_loaded){.was_rebuilt = was_rebuilt};
     atomic_store(&fake->base.counters.state, KVT_INDEX_LOADING);
     load_begin(fake, namespaces);

@@ -8,8 +8,8 @@
  * order, in batches, after the data was synchronised; a batch takes a random time; of a batch that
  * is under way when the engine crashes any first part may have been committed. A catalog record is
  * durable when its put is. COMMITTED never goes past what was committed. What the engine may not do
- * ends the program: a row whose parent was never put, a copy of a row that was never put, a row
- * dropped that has rows below it.
+ * ends the program: a row whose parent was never put, a copy of a row that was never put, a copy in
+ * a slot that another one still has, a row dropped that has rows below it.
  *
  * One thread. The test sets the time; commits begin and end inside set_time. */
 #pragma once
@@ -50,6 +50,11 @@ void fake_index_set_time(struct fake_index *fake, uint64_t now_ns);
 uint64_t fake_index_next_ns(const struct fake_index *fake);
 /* While it is held no commit ends. */
 void fake_index_hold(struct fake_index *fake, bool is_held);
+
+/* From now on rows and copies are refused at this rate, in 1/1000. */
+void fake_index_refuse(struct fake_index *fake, uint32_t rate);
+/* Its next load says nothing for so long: its slots are looked through. */
+void fake_index_delay_load(struct fake_index *fake, uint64_t delay_ns);
 
 /* A ROW, COPY or CATALOG that is committed already, for a load to find. */
 void fake_index_add(struct fake_index *fake, const struct kvt_index_put *put);
