@@ -27,6 +27,7 @@ struct restart_place { /* one L3 of one device */
     uint8_t store_id[16], device_uuid[16];
     uint8_t root_key[KVT_INDEX_ROOT_KEY_BYTES_MAX];
     uint32_t root_key_bytes;
+    uint64_t id_first; /* what the daemon stored itself is below */
     uint64_t index_used_bytes;
 };
 

@@ -7,7 +7,6 @@
 #include "daemon/base/hash.h"
 #include "tiers/disk/inspect.h"
 
-#define ID_FIRST 1000u      /* what the daemon stored itself is below */
 #define COPIES_BEHIND 4096u /* a copy is put so many blocks after its row */
 #define LONG_BLOCKS 2000u
 #define LONG_TURN 25u
@@ -160,6 +159,7 @@ static struct kvt_index_db *open_index(struct restart_place *place)
     CHECK(kvt_index_db_open(&db, &config, why) == 0);
     CHECK(kvt_index_db_walk(db, visit, place, &loaded) == 0);
     CHECK(place->root_key_bytes > 0);
+    place->id_first = KVT_MAX(loaded.block_id_max, loaded.content_max) + 1; /* numbers rise */
     return db;
 }
 
@@ -171,7 +171,7 @@ static struct kvt_index_key key_of(const struct restart_place *place, const stru
     return (struct kvt_index_key){.ns = (uint16_t)place->ns_number,
                                   .epoch = place->ns.epoch,
                                   .block_idx = (uint32_t)block->depth,
-                                  .block_id = ID_FIRST + number};
+                                  .block_id = place->id_first + number};
 }
 
 static void put_row(const struct restart_place *place, struct kvt_index_db *db, uint64_t number)
@@ -181,7 +181,7 @@ static void put_row(const struct restart_place *place, struct kvt_index_db *db, 
     struct kvt_index_put put = {
         .kind = KVT_INDEX_PUT_ROW,
         .key = key_of(place, &block, number),
-        .parent_id = block.parent > 0 ? ID_FIRST + block.parent - 1 : 0,
+        .parent_id = block.parent > 0 ? place->id_first + block.parent - 1 : 0,
         .tokens_count = RESTART_TOKENS,
         .tokens = tokens,
     };
@@ -202,7 +202,7 @@ static void put_copy(const struct restart_place *place, struct kvt_index_db *db,
         .kind = KVT_INDEX_PUT_COPY,
         .key = key_of(place, &block, number),
         .shards_count = 1,
-        .content = ID_FIRST + number,
+        .content = place->id_first + number,
         .slot_bytes = place->slot_bytes,
         .slot_offsets = &slot,
         .run_offsets = &run,
@@ -236,10 +236,10 @@ static void make_slot(const struct restart_place *place, uint64_t number, uint8_
     uint32_t tokens[RESTART_TOKENS], header_bytes = kvt_slot_header_bytes(RESTART_TOKENS);
     struct kvt_slot_info info = {
         .epoch = place->ns.epoch,
-        .block_id = ID_FIRST + number,
-        .parent_id = block.parent > 0 ? ID_FIRST + block.parent - 1 : 0,
+        .block_id = place->id_first + number,
+        .parent_id = block.parent > 0 ? place->id_first + block.parent - 1 : 0,
         .block_idx = block.depth,
-        .generation = ID_FIRST + number,
+        .generation = place->id_first + number,
         .payload_bytes = place->slot_bytes - header_bytes,
         .block_tokens = RESTART_TOKENS,
     };
