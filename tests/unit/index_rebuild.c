@@ -562,6 +562,36 @@ static void test_no_room(void **state)
     }
 }
 
+/* Paths that grew side by side: the file is as full as that of a daemon, which appends. */
+static void test_full_pages(void **state)
+{
+    enum { PATHS = 40, TURN = 20, BLOCKS = 1600 };
+    struct device *device = device_new(5);
+    struct kvt_index_rebuild_config config = {.db = &device->db, .scan = &device->scan};
+    struct kvt_index_rebuild_report report;
+    struct kvt_index_db *db = NULL;
+    struct kvt_index_db_stats stats;
+    char why[KVT_INDEX_DB_WHY_BYTES];
+    uint32_t ends[PATHS];
+
+    (void)state;
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        uint32_t *end = &ends[i / TURN % PATHS];
+        bool is_first = i / TURN < PATHS && i % TURN == 0;
+
+        *end = block_add(device, 0, is_first ? NO_PARENT : *end);
+        assert_int_not_equal(slot_add(device, *end, 1, 0, i + 1, spaces[0].epoch), 0);
+    }
+    data_write(device);
+    assert_int_equal(kvt_index_rebuild(&db, &config, &report, why), 0);
+    assert_int_equal(report.rows, BLOCKS);
+    assert_int_equal(report.copies, BLOCKS);
+    kvt_index_db_stats(db, &stats);
+    assert_true(stats.used_bytes / BLOCKS < 350); /* half as much again where pages are split */
+    (void)kvt_index_db_close(db);
+    device_free(device);
+}
+
 static int on_progress(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
 {
     uint64_t *done = ctx;
@@ -696,9 +726,10 @@ static void test_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_oracle),  cmocka_unit_test(test_reuse),
-        cmocka_unit_test(test_no_room), cmocka_unit_test(test_cut_short),
-        cmocka_unit_test(test_memory),  cmocka_unit_test(test_durable_order),
+        cmocka_unit_test(test_oracle),        cmocka_unit_test(test_reuse),
+        cmocka_unit_test(test_no_room),       cmocka_unit_test(test_full_pages),
+        cmocka_unit_test(test_cut_short),     cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_durable_order),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,7 +1,7 @@
 /* The rebuild of an index. What the scan finds is kept in one piece of memory until all is known:
  *
- *   row (a block: parent, tokens, ...) -> content -> content ...   newest first or not, any
- * component slot offsets, a shard each; NONE: not found
+ *   row (a block: parent, tokens) -> content -> content     in any order, of any component;
+ *                                    slot offsets, a shard each; NONE: not found
  *
  * Rows are found by (namespace, block id) through buckets. The memory is touched as it is used. */
 #include "tiers/index/rebuild.h"
@@ -38,10 +38,10 @@ struct row {
     uint64_t block_id, parent_id;
     uint32_t block_idx;
     uint16_t ns;
-    uint8_t chosen; /* bit c: a content of component c is chosen */
-    bool is_linked; /* its parents are all there */
-    bool is_wanted; /* a content is chosen for it or below it */
-    bool is_put;
+    uint8_t chosen;  /* bit c: a content of component c is chosen */
+    bool is_linked;  /* its parents are all there */
+    bool is_wanted;  /* a content is chosen for it or below it */
+    bool is_refused; /* there was no room for it, or for a block before it */
     uint8_t extra_key[KVT_EXTRA_KEY_BYTES], root_digest[KVT_FINGERPRINT_BYTES];
     uint32_t tokens[];
 };
@@ -56,7 +56,7 @@ struct rebuild {
     struct row **buckets;
     uint64_t buckets_count; /* a power of two */
     uint64_t rows_count, contents_count;
-    struct row **rows;         /* by namespace, depth, id */
+    struct row **rows;         /* by namespace, depth, id; when they are put by id */
     struct content **contents; /* newest first */
     struct kvt_slab *slab;
     uint32_t unit_bytes;
@@ -224,6 +224,15 @@ static int by_depth(const void *a, const void *b)
     return (x->block_id > y->block_id) - (x->block_id < y->block_id);
 }
 
+static int by_id(const void *a, const void *b)
+{
+    const struct row *x = *(struct row *const *)a, *y = *(struct row *const *)b;
+
+    if (x->block_id != y->block_id)
+        return x->block_id < y->block_id ? -1 : 1;
+    return (x->ns > y->ns) - (x->ns < y->ns);
+}
+
 static int by_age(const void *a, const void *b)
 {
     const struct content *x = *(struct content *const *)a, *y = *(struct content *const *)b;
@@ -385,6 +394,7 @@ static int row_put(struct rebuild *rebuild, struct row *row)
         .tokens_count = ns->block_tokens,
         .tokens = row->tokens,
     };
+    bool is_put = false;
     int r;
 
     if (memcmp(row->extra_key, no_extra_key, sizeof(no_extra_key)) != 0)
@@ -394,22 +404,30 @@ static int row_put(struct rebuild *rebuild, struct row *row)
         block.root_key = root_key;
         block.root_key_bytes = sizeof(root_key);
     }
-    r = put(rebuild, &block, &row->is_put);
-    rebuild->report->rows += row->is_put;
-    for (const struct content *c = row->contents; c != NULL && r == 0 && row->is_put; c = c->next)
+    r = put(rebuild, &block, &is_put);
+    row->is_refused = !is_put;
+    rebuild->report->rows += is_put;
+    for (const struct content *c = row->contents; c != NULL && r == 0 && is_put; c = c->next)
         if (c->is_chosen)
             r = content_put(rebuild, c, &block.key);
     return r;
 }
 
+/* In the order in which the daemon put them, so that the file's pages are full (row.h): with the
+ * parents first they take half as much again. Parents have lower ids as a rule; should one come
+ * behind a child and be refused, the next walk drops the child. */
 static int rows_put(struct rebuild *rebuild)
 {
+    qsort(rebuild->rows, rebuild->rows_count, sizeof(*rebuild->rows), by_id);
     for (uint64_t i = 0; i < rebuild->rows_count; i++) {
         struct row *row = rebuild->rows[i];
         const struct row *parent = row->is_wanted ? row_parent(rebuild, row) : NULL;
         int r;
 
-        if (!row->is_linked || !row->is_wanted || (parent != NULL && !parent->is_put))
+        if (!row->is_linked || !row->is_wanted)
+            continue;
+        row->is_refused = parent != NULL && parent->is_refused;
+        if (row->is_refused)
             continue;
         r = row_put(rebuild, row);
         if (r != 0)

@@ -1,6 +1,6 @@
 /* Makes a lost index anew from what a device's slots say of themselves: scan, then for each
  * component of each block the newest content that is whole (all its shards are there), then the
- * rows and copies of all blocks that lead to one, parents first.
+ * rows and copies of all blocks that lead to one, in the order of their ids.
  *
  *   mark -> empty index -> scan -> choose -> rows and copies -> commit -> unmark
  *
