@@ -402,7 +402,7 @@ static void test_resize(void **state)
 /* Sizes that are durable are those at the last flush; what is written may be at any time. */
 static uint64_t durable_bytes;
 static uint32_t supers_written, cuts_made;
-static bool is_name_durable;
+static bool is_name_durable, is_super_dirty; /* one copy at most may be torn */
 
 static int guard_sync_parent(void *ctx, const char *path)
 {
@@ -420,6 +420,7 @@ static int guard_fdatasync(void *ctx, int fd)
     assert_int_equal(r, 0);
     assert_int_equal(kvt_disk_io_real.file_info(NULL, fd, &info), 0);
     durable_bytes = info.bytes;
+    is_super_dirty = false;
     return r;
 }
 
@@ -433,6 +434,8 @@ static int64_t guard_pwrite(void *ctx, int fd, const void *buffer, uint32_t byte
         assert_int_equal(kvt_disk_super_decode(buffer, &super), 0);
         assert_true(is_name_durable); /* else all of the file may be gone after its first writes */
         assert_true(super.device_bytes <= KVT_MAX(durable_bytes, KVT_DISK_DATA_OFFSET_BYTES));
+        assert_false(is_super_dirty);
+        is_super_dirty = true;
         supers_written++;
     }
     return kvt_disk_io_real.pwrite(NULL, fd, buffer, bytes, offset_bytes);
@@ -444,6 +447,7 @@ static int guard_truncate(void *ctx, int fd, uint64_t bytes)
     struct kvt_disk_super super;
 
     (void)ctx;
+    assert_false(is_super_dirty);
     for (uint32_t copy = 0; copy < 2 && bytes > 0 && bytes < durable_bytes; copy++) {
         assert_int_equal(kvt_disk_io_real.pread(NULL, fd, block, sizeof(block),
                                                 copy * (uint64_t)KVT_DISK_SUPER_BYTES),
@@ -463,7 +467,7 @@ static void test_superblock_after_size(void **state)
 
     durable_bytes = 0;
     supers_written = cuts_made = 0;
-    is_name_durable = false;
+    is_name_durable = is_super_dirty = false;
     world->shim.io.sync_parent = guard_sync_parent;
     world->shim.io.fdatasync = guard_fdatasync;
     world->shim.io.pwrite = guard_pwrite;
