@@ -47,8 +47,14 @@ static void take_read(struct check *check, const struct crash_place *place, uint
     lost += read->missed_below;
     totals->promised_blocks += promised;
     totals->lost_blocks += lost;
-    if (lost > 0)
-        fault(check, place, "acknowledged durable, and not served");
+    if (lost > 0) {
+        char what[256];
+
+        (void)snprintf(what, sizeof(what), "durable up to block %llu, served up to %llu (%s)",
+                       (unsigned long long)promised, (unsigned long long)read->boundary_blocks,
+                       read->first_missed);
+        fault(check, place, what);
+    }
     if (place->generation < check->journal.spaces[place->space].gone_below &&
         read->boundary_blocks > 0) {
         totals->stale_blocks += read->boundary_blocks;

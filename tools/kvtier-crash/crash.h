@@ -144,7 +144,8 @@ enum crash_result crash_engine_lower(struct crash_engine *engine, const struct c
 struct crash_read {
     uint64_t boundary_blocks, served_blocks, missed_blocks, wrong_bytes;
     uint64_t served_from[KVT_API_TIERS];
-    uint64_t missed_below; /* of missed_blocks: those before block `promised` */
+    uint64_t missed_below;  /* of missed_blocks: those before block `promised` */
+    char first_missed[160]; /* of those, for people; else why the lookup went no further */
 };
 /* Looks up [0, end) and reads every component and rank of what is found, verified. @promised is
  * only for missed_below. */

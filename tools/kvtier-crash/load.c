@@ -103,30 +103,11 @@ static void hold(struct worker *worker, struct crash_place *place, struct crash_
     (void)pthread_mutex_unlock(&load->lock);
 }
 
-static enum crash_result step_evict(struct worker *worker, const struct crash_place *place)
-{
-    struct crash_place own = *place;
-
-    own.first = 0;
-    own.end = CRASH_SHARED_BLOCKS + 1; /* at and below the first block that is its own */
-    (void)note(worker->load, 'E', place, 0);
-    count(worker->load, &worker->load->totals.evicts);
-    return crash_engine_evict(&worker->engine, &own);
-}
-
-static enum crash_result step_store(struct worker *worker, struct crash_place *place,
-                                    const struct crash_talk *talk)
+static enum crash_result store(struct worker *worker, struct crash_place *place, bool is_durable)
 {
     struct crash_stored stored;
     enum crash_result result;
-    bool is_durable = below(worker, 100) < DURABLE_PCT;
 
-    if (talk->durable_blocks == CRASH_BLOCKS_MAX)
-        return step_evict(worker, place);
-    place->end = talk->durable_blocks + 1 + below(worker, 6);
-    place->end = KVT_MIN(place->end, CRASH_BLOCKS_MAX);
-    /* Often only what is new, as engines do; what was promised before must still hold then. */
-    place->first = below(worker, 2) == 0 ? 0 : KVT_MIN(talk->durable_blocks, place->end - 1);
     (void)note(worker->load, 'S', place, place->end);
     result = crash_engine_store(&worker->engine, place, is_durable, &stored);
     if (result == CRASH_OK && is_durable && stored.is_durable) {
@@ -135,6 +116,38 @@ static enum crash_result step_store(struct worker *worker, struct crash_place *p
     }
     count(worker->load, &worker->load->totals.stores);
     return result;
+}
+
+/* What was evicted is often stored again at once: then the new copies are promised while the old
+ * ones may not have left every index. */
+static enum crash_result step_evict(struct worker *worker, struct crash_place *place,
+                                    const struct crash_talk *talk)
+{
+    struct crash_place own = *place;
+    enum crash_result result;
+
+    own.first = 0;
+    own.end = CRASH_SHARED_BLOCKS + 1; /* at and below the first block that is its own */
+    (void)note(worker->load, 'E', place, 0);
+    count(worker->load, &worker->load->totals.evicts);
+    result = crash_engine_evict(&worker->engine, &own);
+    if (result != CRASH_OK || talk->tried_blocks == 0 || below(worker, 2) == 0)
+        return result;
+    place->first = 0;
+    place->end = talk->tried_blocks;
+    return store(worker, place, true);
+}
+
+static enum crash_result step_store(struct worker *worker, struct crash_place *place,
+                                    const struct crash_talk *talk)
+{
+    if (talk->durable_blocks == CRASH_BLOCKS_MAX)
+        return step_evict(worker, place, talk);
+    place->end = talk->durable_blocks + 1 + below(worker, 6);
+    place->end = KVT_MIN(place->end, CRASH_BLOCKS_MAX);
+    /* Often only what is new, as engines do; what was promised before must still hold then. */
+    place->first = below(worker, 2) == 0 ? 0 : KVT_MIN(talk->durable_blocks, place->end - 1);
+    return store(worker, place, below(worker, 100) < DURABLE_PCT);
 }
 
 static enum crash_result step_lower(struct worker *worker, struct crash_place *place,
@@ -215,7 +228,7 @@ static enum crash_result step(struct worker *worker)
         return step_reset(worker, &place);
     hold(worker, &place, &talk);
     if (which < READS + RESETS + EVICTS)
-        result = step_evict(worker, &place);
+        result = step_evict(worker, &place, &talk);
     else if (which < READS + RESETS + EVICTS + LOWERS)
         result = step_lower(worker, &place, &talk);
     else

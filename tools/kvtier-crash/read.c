@@ -5,8 +5,23 @@
 
 #include "tools/lib/oracle.h"
 
+/* What holds a component back, of the one that holds back most. */
+static void note_why(const struct kvt_ans_lookup *ans, struct crash_read *read)
+{
+    uint32_t worst = 0;
+
+    for (uint32_t c = 1; c < ans->components_count; c++)
+        if (ans->components[c].alone_tokens < ans->components[worst].alone_tokens)
+            worst = c;
+    (void)snprintf(read->first_missed, sizeof(read->first_missed),
+                   "path of %llu blocks, component %u ends before block %llu, why %d",
+                   (unsigned long long)ans->path_tokens / CRASH_BLOCK_TOKENS, worst,
+                   (unsigned long long)ans->components[worst].why_block_idx,
+                   (int)ans->components[worst].why);
+}
+
 static enum crash_result lookup(struct crash_engine *engine, const struct crash_place *place,
-                                struct kvt_handle *ret_lease, uint64_t *ret_blocks)
+                                struct kvt_handle *ret_lease, struct crash_read *read)
 {
     struct kvt_req_lookup *req = &crash_op_begin(engine, KVT_OP_LOOKUP)->req.lookup;
     enum crash_result result;
@@ -15,12 +30,13 @@ static enum crash_result lookup(struct crash_engine *engine, const struct crash_
     crash_prefix(engine, place, &req->prefix);
     req->limit_tokens = UINT64_MAX;
     req->tiers = KVT_TIER_BITS_ALL;
-    req->wants_lease = true;
+    req->wants_lease = req->wants_why = true;
     result = crash_op_call(engine, engine->client);
     if (result != CRASH_OK)
         return result;
     *ret_lease = engine->op.ans.lookup.lease;
-    *ret_blocks = engine->op.ans.lookup.boundary_tokens / CRASH_BLOCK_TOKENS;
+    read->boundary_blocks = engine->op.ans.lookup.boundary_tokens / CRASH_BLOCK_TOKENS;
+    note_why(&engine->op.ans.lookup, read);
     return CRASH_OK;
 }
 
@@ -89,7 +105,10 @@ static enum crash_result verify(struct crash_engine *engine, const struct crash_
 
             if (ans->moves.results[m][i] != KVT_MOVE_DONE) {
                 ret->missed_blocks++;
-                ret->missed_below += is_promised(place, component, block, promised);
+                if (is_promised(place, component, block, promised) && ret->missed_below++ == 0)
+                    (void)snprintf(ret->first_missed, sizeof(ret->first_missed),
+                                   "component %u of block %llu gave result %u", component,
+                                   (unsigned long long)block, ans->moves.results[m][i]);
                 continue;
             }
             if (ans->inline_bytes - at < bytes) {
@@ -147,7 +166,7 @@ enum crash_result crash_engine_read(struct crash_engine *engine, const struct cr
     enum crash_result result, released;
 
     *ret = (struct crash_read){0};
-    result = lookup(engine, place, &lease, &ret->boundary_blocks);
+    result = lookup(engine, place, &lease, ret);
     if (result != CRASH_OK || ret->boundary_blocks == 0)
         return result;
     if (ret->boundary_blocks > place->end) {

@@ -113,7 +113,7 @@ class Mirror:
         self.files = []
 
     def cut(self, journal, random):
-        """Applies @journal as a power cut at its end would have, and empties it."""
+        """Applies @journal as a power cut at its end would have; it becomes @journal.last."""
         calls = read_journal(journal)
         names, safe_names = self.sort_out(calls)
         chances = random.choice(FATES)
@@ -121,7 +121,7 @@ class Mirror:
             self.cut_file(file, chances, random)
         self.cut_names(names, safe_names, random)
         self.restore()
-        os.truncate(journal, 0)
+        os.rename(journal, journal + ".last")
 
     def sort_out(self, calls):
         """Gives each call to its file and marks what is safe. Returns the calls that change names
