@@ -230,6 +230,34 @@ static void settle_root(struct kvt_store *store, struct kvt_radix_prefix *prefix
     prefix->root_key_bytes = bytes;
 }
 
+/* Nobody has used the block since the start: all it has is what an index said. */
+static bool is_as_loaded(const struct kvt_store *store, struct kvt_radix_block block)
+{
+    uint32_t components = store->ns[store->load.ns].components_count;
+    struct kvt_radix_cell at;
+
+    for (uint32_t c = 0; c < components; c++)
+        if (kvt_radix_get(store->radix, block, c, &at) != 0 ||
+            (at.mask & ~(1u << KVT_TIER_DISK)) != 0)
+            return false;
+    return true;
+}
+
+/* A block that went and was stored again has a greater number. After a crash one device may still
+ * have rows of the first while another has those of the second: the greater number is right. What
+ * the first one had, and what hung on it, went before the second came. */
+static bool replace_older(struct kvt_store *store, const struct kvt_radix_prefix *prefix,
+                          struct kvt_radix_block *block)
+{
+    uint64_t new_blocks;
+
+    if (!is_as_loaded(store, *block))
+        return false;
+    hold(store, prefix->after);
+    return kvt_radix_detach_block(store->radix, *block) == 0 &&
+           kvt_radix_insert(store->radix, prefix, block, &new_blocks) == 0;
+}
+
 static bool row_insert(struct kvt_store *store, const struct kvt_index_put *row)
 {
     struct store_load *load = &store->load;
@@ -252,11 +280,14 @@ static bool row_insert(struct kvt_store *store, const struct kvt_index_put *row)
         settle_root(store, &prefix);
     if (kvt_radix_insert(store->radix, &prefix, &block, &new_blocks) != 0)
         return false;
+    tag = kvt_radix_tag(store->radix, block) & STORE_STAMP_MASK;
+    if (tag != 0 && tag < row->key.block_id && !replace_older(store, &prefix, &block))
+        return false;
     load->path[depth] = block;
     load->ids[depth] = row->key.block_id;
     load->path_blocks = depth + 1;
     tag = kvt_radix_tag(store->radix, block);
-    if ((tag & STORE_STAMP_MASK) != 0 && (tag & STORE_STAMP_MASK) != row->key.block_id)
+    if ((tag & STORE_STAMP_MASK) > row->key.block_id)
         return false; /* stored anew under another number: its slots call it by that */
     /* The device has its row, and those of all before it, unless it hangs below a stray. */
     if (depth == 0 || has_row(store, load->path[depth - 1]))
@@ -296,6 +327,19 @@ static void refuse_copy(struct kvt_store *store, const struct kvt_index_put *cop
     kvt_store_index_drop(store, store->load.zone, copy);
 }
 
+/* The copy was stored again, on another device, and the index of one of them does not know yet: the
+ * greater number is right. */
+static bool drop_older(struct kvt_store *store, const struct kvt_radix_cell *at, uint64_t content)
+{
+    const struct cell *cell = &store->cells[at->handle];
+
+    if (at->mask != 1u << KVT_TIER_DISK || kvt_store_content(cell) >= content)
+        return false;
+    hold(store, at->block); /* it has nothing for a moment */
+    kvt_store_drop(store, kvt_store_cell_of(store, at->handle));
+    return true;
+}
+
 static void load_copy(struct kvt_store *store, const struct kvt_index_put *copy)
 {
     struct store_load *load = &store->load;
@@ -314,7 +358,8 @@ static void load_copy(struct kvt_store *store, const struct kvt_index_put *copy)
         copy->content > STORE_STAMP_MASK ||
         copy->shards_count != store->ns[load->ns].components[copy->component].shards ||
         copy->slot_bytes != store->ns[load->ns].components[copy->component].slot_bytes ||
-        kvt_radix_get(store->radix, block, copy->component, &at) != 0 || at.mask != 0) {
+        kvt_radix_get(store->radix, block, copy->component, &at) != 0 ||
+        (at.mask != 0 && !drop_older(store, &at, copy->content))) {
         refuse_copy(store, copy);
         return;
     }

@@ -468,6 +468,59 @@ static void test_numbers_are_reserved_first(void)
     persist_end(&f);
 }
 
+#define OLD_IDS 4u
+
+static bool is_same_block; /* what add_older does */
+
+/* Gives every device older copies of all blocks that any has, in slots where nothing of the kind
+ * is: under the numbers that junk had before, or as copies of the same blocks. */
+static void add_older(struct world *world)
+{
+    for (uint64_t id = OLD_IDS + 1; id < 64; id++) {
+        for (uint32_t from = 0; from < world->config.devices; from++) {
+            const struct kvt_index_put *row = fake_index_row(world->indexes[from], id);
+            const struct kvt_index_put *copy = fake_index_copy(world->indexes[from], id, 0);
+
+            for (uint32_t to = 0; to < world->config.devices && copy != NULL; to++) {
+                uint64_t run = 2u << 20, slot = run + row->key.block_idx * copy->slot_bytes;
+                struct kvt_index_put old_row = *row, old_copy = *copy;
+
+                if (!is_same_block) {
+                    old_row.key.block_id = old_copy.key.block_id = row->key.block_idx + 1;
+                    old_row.parent_id = row->key.block_idx;
+                }
+                old_copy.content = row->key.block_idx + 1;
+                old_copy.slot_offsets = &slot;
+                old_copy.run_offsets = &run;
+                if (from != to || !is_same_block) {
+                    fake_index_add(world->indexes[to], &old_row);
+                    fake_index_add(world->indexes[to], &old_copy);
+                }
+            }
+        }
+    }
+}
+
+/* A device may still have the rows of a block from before it was evicted and stored again on
+ * another: the newer ones count, whichever come first. */
+static void test_newer_rows_win(bool are_copies)
+{
+    struct world_config config = persist_plain;
+    struct persist f;
+
+    config.devices = 2;
+    persist_begin(&f, &config);
+    CHECK(persist_store(&f, 0x7700, OLD_IDS, true));
+    evict_all(&f);
+    CHECK(persist_store(&f, 0x101, 4, true));
+    is_same_block = are_copies;
+    f.world.while_dead = add_older;
+    persist_restart(&f, false);
+    f.world.while_dead = NULL;
+    CHECK(persist_fetch(&f, 0x101, 4) == 4);
+    persist_end(&f);
+}
+
 int main(void)
 {
     test_device_that_hangs();
@@ -486,5 +539,7 @@ int main(void)
     test_rows_go_with_their_blocks();
     test_copies_that_do_not_fit_are_dropped();
     test_numbers_are_reserved_first();
+    test_newer_rows_win(false);
+    test_newer_rows_win(true);
     return 0;
 }
