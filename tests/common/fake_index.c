@@ -162,23 +162,25 @@ static bool has_parent(struct table *table, const struct kvt_index_put *put)
 static bool table_apply(struct table *table, const struct kvt_index_put *put)
 {
     struct row **at = row_at(table, put->key.block_id);
+    struct kept *kept;
 
     switch (put->kind) {
     case KVT_INDEX_PUT_ROW:
+        kept = keep(put); /* it may be what the table has */
         if (*at == NULL) {
             *at = take(sizeof(**at));
             table->count++;
-        } else {
-            free((*at)->kept);
         }
-        (*at)->kept = keep(put);
+        free((*at)->kept);
+        (*at)->kept = kept;
         return true;
     case KVT_INDEX_PUT_COPY:
     case KVT_INDEX_PUT_DROP_COPY:
         if (*at == NULL)
             return false;
+        kept = put->kind == KVT_INDEX_PUT_COPY ? keep(put) : NULL;
         free((*at)->copies[put->component]);
-        (*at)->copies[put->component] = put->kind == KVT_INDEX_PUT_COPY ? keep(put) : NULL;
+        (*at)->copies[put->component] = kept;
         return true;
     case KVT_INDEX_PUT_DROP_ROW:
         if (*at != NULL)
