@@ -258,6 +258,7 @@ def make_world_class(scratch):
             how many copies were bad."""
             def status():
                 return json.loads(self.ctl("scrub", "status", "--json", status=(0, 1)))["scrub"]
+            self.wait_indexes("ready", "lost", "off")  # it looks at what is loaded
             self.ctl("scrub", "start", "--rate", "1GiB", status=(0, 1))
             before, outages, until = status(), -1, time.monotonic() + SECONDS_MAX
             while True:
