@@ -181,17 +181,20 @@ static void read_catalogs(struct kvt_daemon *daemon, struct kvt_disk_catalog *ca
     }
 }
 
-/* Two starts soon after each other, each with other devices, begin at the same end: what is
- * reserved is ahead of the clock. So a start that lacks a device begins somewhere above. */
+/* Starts soon after each other find a counter that is ahead of the clock. When they have other
+ * devices they find the same one: so such a start leaves out some numbers, more of them when it
+ * lacks a device and knows it. What is left out is little against 2^48, however often. */
 static uint64_t stamp_first(const struct kvt_daemon_l3 *l3)
 {
-    uint64_t now_ns = kvt_clock_real_ns();
-    uint64_t first = KVT_MAX(KVT_MAX(l3->stamp_first, kvt_disk_stamps_at(now_ns)), (uint64_t)1);
-    uint64_t skipped = 1 + kvt_hash64(&now_ns, sizeof(now_ns), 0) % APART_MAX;
+    uint64_t now_ns = kvt_clock_real_ns(), clock = kvt_disk_stamps_at(now_ns);
+    uint64_t random = kvt_hash64(&now_ns, sizeof(now_ns), 0), first = KVT_MAX(clock, 1u);
 
+    if (l3->stamp_first > clock)
+        first = KVT_MIN(l3->stamp_first + random % KVT_DISK_STAMPS_GAP, KVT_DISK_STAMPS_MAX - 1);
     for (uint32_t i = 0; i < l3->devices_count; i++)
         if (l3->contexts[i].device == NULL)
-            return KVT_MIN(first + skipped * KVT_DISK_STAMPS_RESERVE, KVT_DISK_STAMPS_MAX - 1);
+            return KVT_MIN(first + (1 + random % APART_MAX) * KVT_DISK_STAMPS_RESERVE,
+                           KVT_DISK_STAMPS_MAX - 1);
     return first;
 }
 

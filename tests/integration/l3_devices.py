@@ -125,6 +125,14 @@ class Devices(Others):
         self.world.start()
         for seed in (1001, 1002, 1003):
             self.assertEqual(self.check_more(seed, "--keeping"), ALL)
+        self.expect_one_block_a_number()
+
+    def expect_one_block_a_number(self):
+        blocks = {}
+        for slot in self.slots():
+            found = blocks.setdefault(slot.block_id, slot)
+            self.assertEqual((found.parent_id, found.block_idx, found.tokens),
+                             (slot.parent_id, slot.block_idx, slot.tokens), "two have this number")
 
     def test_second_daemon(self):
         """By the same path, by a symbolic link, by another name of the file."""

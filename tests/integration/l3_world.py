@@ -48,6 +48,7 @@ class Slot:
         self.block_id, self.parent_id = number["block_id"], number["parent_id"]
         self.block_idx, self.generation = number["block_idx"], number["generation"]
         self.component, self.rank = number["component"], number["rank"]
+        self.tokens = number["tokens"]
         self.space = SPACES.get(self.payload_bytes)
         self.bytes = -(-(self.header_bytes + self.payload_bytes) // SLOT_ALIGN) * SLOT_ALIGN
 

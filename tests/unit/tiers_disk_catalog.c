@@ -391,7 +391,9 @@ static void test_stamps_at(void **state)
     assert_int_equal(kvt_disk_stamps_at(0), 0);
     assert_int_equal(kvt_disk_stamps_at(begin_s * s), 0);
     assert_int_equal(kvt_disk_stamps_at((begin_s + 1) * s), KVT_DISK_STAMPS_SECOND);
-    assert_true(kvt_disk_stamps_at((begin_s + day_s) * s) > 2 * KVT_DISK_STAMPS_RESERVE);
+    assert_int_equal(kvt_disk_stamps_at((begin_s + 1) * s + s / 4), KVT_DISK_STAMPS_SECOND / 4 * 5);
+    assert_true(kvt_disk_stamps_at((begin_s + day_s) * s) >
+                KVT_DISK_STAMPS_GAP + KVT_DISK_STAMPS_RESERVE);
     assert_int_equal(kvt_disk_stamps_at(UINT64_MAX), KVT_DISK_STAMPS_MAX / 2);
 }
 

@@ -88,8 +88,11 @@ uint64_t kvt_disk_stamps_at(uint64_t real_ns)
 
     if (real_s <= STAMPS_BEGIN_S)
         return 0;
-    return KVT_MIN(real_s - STAMPS_BEGIN_S, KVT_DISK_STAMPS_MAX / KVT_DISK_STAMPS_SECOND / 2) *
-           KVT_DISK_STAMPS_SECOND;
+    real_s -= STAMPS_BEGIN_S;
+    if (real_s >= KVT_DISK_STAMPS_MAX / KVT_DISK_STAMPS_SECOND / 2)
+        return KVT_DISK_STAMPS_MAX / 2;
+    return real_s * KVT_DISK_STAMPS_SECOND +
+           real_ns % KVT_NS_PER_S * KVT_DISK_STAMPS_SECOND / KVT_NS_PER_S;
 }
 
 void kvt_disk_catalog_encode_state(uint8_t data[KVT_DISK_STATE_BYTES],

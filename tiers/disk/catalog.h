@@ -33,13 +33,15 @@ struct kvt_disk_state {
     uint64_t written_bytes;
 };
 #define KVT_DISK_STAMPS_MAX (1ull << 48)
-#define KVT_DISK_STAMPS_RESERVE (1ull << 24) /* at a time */
+#define KVT_DISK_STAMPS_RESERVE (1ull << 20) /* at a time */
 
 /* Where the stamps of a start at this time begin at least: 65,536 a second since 2024, for 68
  * years. For what no record can tell: that all of them are lost, that a device was copied back from
  * an older moment, or that devices of a set ran without each other. Each of them would begin again
- * where another one did. */
+ * where another one did. Starts so close to each other that the counter is ahead of the clock leave
+ * out some, a random number below STAMPS_GAP. */
 #define KVT_DISK_STAMPS_SECOND (1ull << 16)
+#define KVT_DISK_STAMPS_GAP (1ull << 24)
 uint64_t kvt_disk_stamps_at(uint64_t real_ns);
 
 #define KVT_DISK_NS_BYTES_MAX (56u + KVT_DISK_SPEC_BYTES_MAX)
