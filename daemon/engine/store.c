@@ -300,8 +300,7 @@ void kvt_store_ns_set_number(struct kvt_store *store, struct kvt_radix_ns ns, ui
 
 /* ---- the turn ------------------------------------------------------------------------------- */
 
-/* Parts of the tree that were cut off: their copies go. True when there is more. */
-static bool reap_detached(struct kvt_store *store, uint32_t budget)
+bool kvt_store_reap_detached(struct kvt_store *store, uint32_t budget)
 {
     struct kvt_radix_victim cells[REAP_BATCH];
 
@@ -335,7 +334,7 @@ bool kvt_store_turn(struct kvt_store *store, uint64_t now_ns, uint32_t budget_bl
     (void)kvt_store_reap(store, budget_blocks);
     kvt_store_expire(store);
     is_more = kvt_store_index_turn(store, budget_blocks);
-    is_more |= reap_detached(store, budget_blocks);
+    is_more |= kvt_store_reap_detached(store, budget_blocks);
     is_more |= kvt_store_retry_queue(store, budget_blocks);
     kvt_store_reclaim_turn(store);
     is_more |= kvt_store_evict_ahead(store, budget_blocks) == budget_blocks;

@@ -346,6 +346,10 @@ struct kvt_store {
     uint64_t coalesced, bounced, verified_bad;
 };
 
+/* ---- store.c ---- */
+/* Parts of the tree that were cut off: their copies go. True when there is more. */
+bool kvt_store_reap_detached(struct kvt_store *store, uint32_t budget);
+
 static inline struct store_component *kvt_store_component(struct kvt_store *store,
                                                           const struct cell *cell)
 {

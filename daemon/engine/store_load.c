@@ -22,6 +22,7 @@
 #define LOAD_BLOCKS_MAX (1u << 18) /* deeper ones are left out */
 #define NS_NONE UINT32_MAX
 #define KNOWN_ROOM 4096u
+#define DISPLACED_CELLS 65536u
 
 int kvt_store_load_init(struct kvt_store *store)
 {
@@ -230,35 +231,29 @@ static void settle_root(struct kvt_store *store, struct kvt_radix_prefix *prefix
     prefix->root_key_bytes = bytes;
 }
 
-/* Nobody has used the block since the start: all it has is what an index said. */
-static bool is_as_loaded(const struct kvt_store *store, struct kvt_radix_block block)
+/* Two devices, of which one was away or not as far as the other when the last daemon ended, may
+ * have rows for the same tokens. The greater number is the later one: the other block had gone by
+ * then, and so had all below it. What this daemon has stored itself is later still. */
+static bool is_later(const struct kvt_store *store, uint64_t id, uint64_t than_id)
 {
-    uint32_t components = store->ns[store->load.ns].components_count;
-    struct kvt_radix_cell at;
+    return id > than_id && id < store->config.stamp_first;
+}
 
-    for (uint32_t c = 0; c < components; c++)
-        if (kvt_radix_get(store->radix, block, c, &at) != 0 ||
-            (at.mask & ~(1u << KVT_TIER_DISK)) != 0)
-            return false;
+/* The block and all below it make way, at once: their slots may be those of the later ones. */
+static bool displace(struct kvt_store *store, struct kvt_radix_block block, uint32_t depth)
+{
+    struct store_load *load = &store->load;
+
+    hold(store, depth > 0 ? load->path[depth - 1] : KVT_RADIX_BLOCK_NONE);
+    if (kvt_radix_detach_block(store->radix, block) != 0)
+        return false;
+    (void)kvt_store_reap_detached(store, DISPLACED_CELLS);
     return true;
 }
 
-/* A block that went and was stored again has a greater number. After a crash one device may still
- * have rows of the first while another has those of the second: the greater number is right. What
- * the first one had, and what hung on it, went before the second came. */
-static bool replace_older(struct kvt_store *store, const struct kvt_radix_prefix *prefix,
-                          struct kvt_radix_block *block)
-{
-    uint64_t new_blocks;
-
-    if (!is_as_loaded(store, *block))
-        return false;
-    hold(store, prefix->after);
-    return kvt_radix_detach_block(store->radix, *block) == 0 &&
-           kvt_radix_insert(store->radix, prefix, block, &new_blocks) == 0;
-}
-
-static bool row_insert(struct kvt_store *store, const struct kvt_index_put *row)
+/* The row's block; it may have another number. */
+static bool block_insert(struct kvt_store *store, const struct kvt_index_put *row,
+                         struct kvt_radix_block *ret_block)
 {
     struct store_load *load = &store->load;
     uint32_t depth = row->key.block_idx;
@@ -273,22 +268,34 @@ static bool row_insert(struct kvt_store *store, const struct kvt_index_put *row)
         .is_untouched = true,
         .is_followed = true,
     };
-    uint64_t new_blocks, tag;
-    struct kvt_radix_block block;
+    uint64_t new_blocks;
 
     if (depth == 0)
         settle_root(store, &prefix);
-    if (kvt_radix_insert(store->radix, &prefix, &block, &new_blocks) != 0)
+    return kvt_radix_insert(store->radix, &prefix, ret_block, &new_blocks) == 0;
+}
+
+static bool row_insert(struct kvt_store *store, const struct kvt_index_put *row)
+{
+    struct store_load *load = &store->load;
+    uint32_t depth = row->key.block_idx;
+    struct kvt_radix_block block;
+    uint64_t tag, id;
+
+    if (!block_insert(store, row, &block))
         return false;
-    tag = kvt_radix_tag(store->radix, block) & STORE_STAMP_MASK;
-    if (tag != 0 && tag < row->key.block_id && !replace_older(store, &prefix, &block))
-        return false;
+    tag = kvt_radix_tag(store->radix, block);
+    id = tag & STORE_STAMP_MASK;
+    if (id != 0 && id != row->key.block_id) {
+        /* Stored anew under another number: its slots call it by that. */
+        if (!is_later(store, row->key.block_id, id) || !displace(store, block, depth) ||
+            !block_insert(store, row, &block))
+            return false;
+        tag = 0;
+    }
     load->path[depth] = block;
     load->ids[depth] = row->key.block_id;
     load->path_blocks = depth + 1;
-    tag = kvt_radix_tag(store->radix, block);
-    if ((tag & STORE_STAMP_MASK) > row->key.block_id)
-        return false; /* stored anew under another number: its slots call it by that */
     /* The device has its row, and those of all before it, unless it hangs below a stray. */
     if (depth == 0 || has_row(store, load->path[depth - 1]))
         tag |= 1ull << (STORE_TAG_ZONES_SHIFT + load->zone);
@@ -327,16 +334,26 @@ static void refuse_copy(struct kvt_store *store, const struct kvt_index_put *cop
     kvt_store_index_drop(store, store->load.zone, copy);
 }
 
-/* The copy was stored again, on another device, and the index of one of them does not know yet: the
- * greater number is right. */
-static bool drop_older(struct kvt_store *store, const struct kvt_radix_cell *at, uint64_t content)
+static bool copy_fits(const struct kvt_store *store, const struct kvt_index_put *copy)
 {
-    const struct cell *cell = &store->cells[at->handle];
+    const struct store_ns *ns = &store->ns[store->load.ns];
 
-    if (at->mask != 1u << KVT_TIER_DISK || kvt_store_content(cell) >= content)
+    return copy->component < ns->components_count && copy->content != 0 &&
+           copy->content <= STORE_STAMP_MASK &&
+           copy->shards_count == ns->components[copy->component].shards &&
+           copy->slot_bytes == ns->components[copy->component].slot_bytes;
+}
+
+/* The same of copies: the greater content is the later one. The block is not dead meanwhile. */
+static bool give_way(struct kvt_store *store, struct kvt_radix_block block, struct cell *cell,
+                     const struct kvt_index_put *copy)
+{
+    if (cell->is_claimed || cell->filled != 0 || cell->copies[KVT_TIER_DISK].state != COPY_READY ||
+        cell->copies[KVT_TIER_DISK].pins > 0 ||
+        !is_later(store, copy->content, kvt_store_content(cell)))
         return false;
-    hold(store, at->block); /* it has nothing for a moment */
-    kvt_store_drop(store, kvt_store_cell_of(store, at->handle));
+    hold(store, block);
+    kvt_store_let_go(store, cell, KVT_TIER_DISK, KVT_DROP_REQUESTED);
     return true;
 }
 
@@ -354,12 +371,8 @@ static void load_copy(struct kvt_store *store, const struct kvt_index_put *copy)
     if (load->path_blocks == 0 || copy->key.block_id != load->ids[load->path_blocks - 1])
         return;
     block = load->path[load->path_blocks - 1];
-    if (copy->component >= store->ns[load->ns].components_count || copy->content == 0 ||
-        copy->content > STORE_STAMP_MASK ||
-        copy->shards_count != store->ns[load->ns].components[copy->component].shards ||
-        copy->slot_bytes != store->ns[load->ns].components[copy->component].slot_bytes ||
-        kvt_radix_get(store->radix, block, copy->component, &at) != 0 ||
-        (at.mask != 0 && !drop_older(store, &at, copy->content))) {
+    if (!copy_fits(store, copy) || kvt_radix_get(store->radix, block, copy->component, &at) != 0 ||
+        (at.mask != 0 && !give_way(store, block, &store->cells[at.handle], copy))) {
         refuse_copy(store, copy);
         return;
     }

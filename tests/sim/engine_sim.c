@@ -6,7 +6,7 @@
  * promoted block is verified; what was durable is demanded after each restart; invariants are
  * checked; in the end nobody holds anything. The same seed gives the same trace.
  *
- * usage: engine_sim [--seed N] [--steps N] */
+ * usage: engine_sim [--seed N] [--seeds N] [--steps N] */
 #include <stdlib.h>
 #include <string.h>
 
@@ -228,7 +228,7 @@ static void ask_other(struct sim *sim, struct agent *agent)
 {
     uint64_t which = below(sim, 40);
 
-    if (which == 0) {
+    if (which == 0 && below(sim, 4) == 0) {
         call_begin(&agent->call, KVT_OP_RESET);
         agent->call.op.req.reset.ns = sim->world.ns;
     } else if (which < 3) {
@@ -532,16 +532,19 @@ static uint64_t run(uint64_t seed, uint64_t steps)
 
 int main(int argc, char **argv)
 {
-    uint64_t seed = 1, steps = 4000;
+    uint64_t seed = 1, seeds = 2, steps = 4000;
 
     for (int i = 1; i + 1 < argc; i += 2) {
         if (strcmp(argv[i], "--seed") == 0)
             seed = strtoull(argv[i + 1], NULL, 10);
+        else if (strcmp(argv[i], "--seeds") == 0)
+            seeds = strtoull(argv[i + 1], NULL, 10);
         else if (strcmp(argv[i], "--steps") == 0)
             steps = strtoull(argv[i + 1], NULL, 10);
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
     CHECK(run(seed, steps) == run(seed, steps));
-    (void)run(seed + 1, steps);
+    for (uint64_t i = 1; i < seeds; i++)
+        (void)run(seed + i, steps);
     return 0;
 }

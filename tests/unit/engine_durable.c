@@ -46,6 +46,10 @@ static void test_device_that_hangs(void)
     for (uint64_t i = 1; i <= 40; i++)
         CHECK(persist_store(&f, i << 8, 4, true));
     fake_index_hold(f.world.indexes[1], true);
+    for (uint64_t i = 41; i <= 60; i++)
+        (void)persist_store(&f, i << 8, 4, false);
+    turn_for(&f, KVT_NS_PER_S);
+    CHECK(persist_stats(&f).index.waiting > 0); /* some of it is on the one that hangs */
     fake_tier_set_zone_out(f.world.tiers[KVT_TIER_DISK], 1, true);
     world_turn(&f.world);
     for (uint64_t round = 0; round < 3; round++) { /* more to forget than its ring and queue hold */
@@ -59,6 +63,34 @@ static void test_device_that_hangs(void)
     persist_load(&f);
     for (uint64_t i = 1; i <= 40; i++)
         CHECK(persist_fetch(&f, i << 8, 4) == 4);
+    persist_end(&f);
+}
+
+/* An index that is slow and takes nothing for a while: what has to be forgotten waits, and order is
+ * kept. */
+static void test_index_that_stands_still(void)
+{
+    struct world_config config = persist_plain;
+    struct persist f;
+
+    config.l2_bytes = 4u << 20;
+    config.l3_bytes = 64u << 20;
+    config.ring_bytes = 2048;
+    config.write_policy = KVT_WRITE_THROUGH;
+    persist_begin(&f, &config);
+    for (uint64_t i = 1; i <= 300; i++)
+        (void)persist_store(&f, i << 8, 12, i == 300);
+    CHECK(persist_stats(&f).index.waiting == 0);
+    fake_index_hold(f.world.indexes[0], true);
+    evict_all(&f);
+    turn_for(&f, KVT_NS_PER_S);
+    CHECK(persist_stats(&f).tiers[KVT_TIER_DISK].ready_copies > 0);
+    fake_index_hold(f.world.indexes[0], false);
+    turn_for(&f, 60 * KVT_NS_PER_S);
+    CHECK(persist_stats(&f).index.stale == 0);
+    CHECK(persist_stats(&f).tiers[KVT_TIER_DISK].ready_copies == 0);
+    CHECK(fake_index_rows_count(f.world.indexes[0]) == 0);
+    CHECK(persist_store(&f, 0x101, BLOCKS, true));
     persist_end(&f);
 }
 
@@ -115,6 +147,56 @@ static void test_device_that_is_out_while_it_is_loaded(void)
     turn_for(&f, KVT_NS_PER_S);
     fake_tier_set_zone_out(f.world.tiers[KVT_TIER_DISK], 0, false);
     turn_for(&f, KVT_NS_PER_S);
+    CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
+    persist_end(&f);
+}
+
+/* Nothing is put where no index can tell of it. */
+static void test_index_of_one_of_two_is_lost(void)
+{
+    struct world_config config = persist_plain;
+    struct persist f;
+
+    config.devices = 2;
+    persist_begin(&f, &config);
+    for (uint64_t i = 1; i <= 8; i++)
+        CHECK(persist_store(&f, i << 8, 4, true));
+    fake_index_fail(f.world.indexes[0], 11, "helper ended");
+    world_turn(&f.world);
+    for (uint64_t i = 21; i <= 32; i++)
+        CHECK(persist_store(&f, i << 8, 4, true));
+    persist_restart(&f, false);
+    persist_load(&f);
+    for (uint64_t i = 21; i <= 32; i++)
+        CHECK(persist_fetch(&f, i << 8, 4) == 4);
+    persist_end(&f);
+}
+
+/* A device lost its index, and a block of it was evicted and stored anew elsewhere: its rows are of
+ * the block before, and less than what is durable now. */
+static void test_later_rows_win(void)
+{
+    struct world_config config = persist_plain;
+    struct persist f;
+
+    config.devices = 2;
+    config.lost_after_ns = 3600 * KVT_NS_PER_S;
+    persist_begin(&f, &config);
+    fake_tier_set_zone_out(f.world.tiers[KVT_TIER_DISK], 1, true);
+    world_turn(&f.world);
+    CHECK(persist_store(&f, 0x101, 1, true));
+    fake_tier_set_zone_out(f.world.tiers[KVT_TIER_DISK], 1, false);
+    fake_index_fail(f.world.indexes[0], 11, "helper ended"); /* it hears of nothing that follows */
+    evict_all(&f);
+    turn_for(&f, KVT_NS_PER_S);
+    CHECK(persist_store(&f, 0x101, BLOCKS, true));
+    persist_restart(&f, false);
+    persist_load(&f);
+    CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
+    CHECK(persist_store(&f, 0x101, BLOCKS, true));
+    persist_restart(&f, false);
+    persist_load(&f);
+    CHECK(persist_stats(&f).index.load_dropped == 0);
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
     persist_end(&f);
 }
@@ -233,6 +315,7 @@ static void test_record_that_cannot_be_written(void)
     CHECK(f.call.op.code == KVT_CODE_DEADLINE_EXCEEDED);
     for (uint64_t i = 2; i < 6; i++)
         CHECK(!persist_store(&f, i << 8, BLOCKS, true)); /* whichever commit its rows are in */
+    CHECK(fake_index_rows_count(f.world.indexes[0]) == 0);
     f.world.device[0].catalog_result = 0;
     turn_for(&f, 3 * KVT_NS_PER_S);
     CHECK(persist_store(&f, 0x201, BLOCKS, true));
@@ -292,9 +375,11 @@ static void test_numbers_of_idle_namespaces(void)
     struct kvt_handle first;
     struct persist f;
     char model[32];
+    uint64_t epoch;
 
     persist_begin(&f, &persist_plain); /* number 0, with a session */
     first = open_other(&f, "model 1");
+    epoch = f.call.op.ans.open_namespace.epoch;
     for (uint32_t i = 2; i < KVT_NAMESPACES_MAX; i++) {
         (void)snprintf(model, sizeof(model), "model %u", i);
         (void)open_other(&f, model);
@@ -303,18 +388,67 @@ static void test_numbers_of_idle_namespaces(void)
     (void)open_other(&f, "one more");
     CHECK_CODE(&f.call.op, KVT_CODE_OK);
     CHECK(!f.call.op.ans.open_namespace.was_known);
+    CHECK(f.call.op.ans.open_namespace.epoch > epoch);
     persist_reset(&f); /* the handle of who had the number before is nobody's now */
     f.call.op.req.reset.ns = first;
     call_run(&f.call);
     CHECK(f.call.op.code == KVT_CODE_NOT_FOUND);
     CHECK(persist_store(&f, 0x101, BLOCKS, true));
+    persist_leave(&f); /* number 0 has no sessions, but blocks */
     for (uint32_t i = 0; i < 2 * KVT_NAMESPACES_MAX; i++) {
         (void)snprintf(model, sizeof(model), "later %u", i);
         (void)open_other(&f, model);
         CHECK_CODE(&f.call.op, KVT_CODE_OK);
     }
+    client_attach(&f.client, &f.world, &f.call, 1, true, 0);
+    CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
     persist_restart(&f, false);
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
+    persist_end(&f);
+}
+
+/* A copy was put, went, and came back to L3: what is committed of the first says nothing about the
+ * second. */
+static void test_commit_of_a_copy_before(void)
+{
+    static const enum kvt_maintain_action actions[] = {KVT_MAINTAIN_SCRUB_START,
+                                                       KVT_MAINTAIN_SCRUB_STOP};
+    struct world_config config = persist_plain;
+    struct world_copies copies = {0};
+    struct persist f;
+
+    config.write_policy = KVT_WRITE_THROUGH;
+    config.commit_delay_ns_max = KVT_NS_PER_S;
+    persist_begin(&f, &config);
+    turn_for(&f, 2 * KVT_NS_PER_S);
+    fake_index_hold(f.world.indexes[0], true);
+    (void)persist_store(&f, 0x101, 1, false);
+    turn_for(&f, KVT_NS_PER_S); /* both copies are with the commit that is held */
+    fake_tier_spoil(f.world.tiers[KVT_TIER_DISK], 2);
+    for (uint32_t i = 0; i < 2; i++) {
+        call_begin(&f.call, KVT_OP_MAINTAIN);
+        f.call.op.req.maintain.action = actions[i];
+        f.call.op.req.maintain.rate_bytes_per_s = 1u << 30;
+        call_run(&f.call);
+        turn_for(&f, KVT_NS_PER_S);
+    }
+    CHECK(persist_stats(&f).tiers[KVT_TIER_DISK].ready_copies == 0);
+    world_demote(&f.call, &f.client, KVT_HANDLE_NONE, 0, 1, 0);
+    f.call.op.req.demote.prefix = world_prefix(&f.call, 0x101, 1);
+    f.call.op.req.demote.wants_durable = true;
+    call_submit(&f.call);
+    turn_for(&f, KVT_NS_PER_S);
+    CHECK(persist_stats(&f).tiers[KVT_TIER_DISK].ready_copies == 2);
+    fake_index_hold(f.world.indexes[0], false);
+    for (uint32_t i = 0; i < 3; i++) /* the first commit ends, the second has begun */
+        world_turn(&f.world);
+    world_copies_take(&copies, &f.world);
+    CHECK(copies.count == 0 && !f.call.is_done);
+    call_wait(&f.call);
+    CHECK(f.call.op.ans.demote.is_durable);
+    world_copies_take(&copies, &f.world);
+    CHECK(copies.count == 2);
+    world_copies_free(&copies);
     persist_end(&f);
 }
 
@@ -524,8 +658,11 @@ static void test_newer_rows_win(bool are_copies)
 int main(void)
 {
     test_device_that_hangs();
+    test_index_that_stands_still();
     test_device_that_is_looked_through();
     test_device_that_is_out_while_it_is_loaded();
+    test_index_of_one_of_two_is_lost();
+    test_later_rows_win();
     test_reset_while_rows_are_refused();
     test_rows_below_a_refused_one();
     test_asked_again_after_a_refusal();
@@ -541,5 +678,6 @@ int main(void)
     test_numbers_are_reserved_first();
     test_newer_rows_win(false);
     test_newer_rows_win(true);
+    test_commit_of_a_copy_before();
     return 0;
 }
