@@ -52,6 +52,8 @@ static void test_device_that_hangs(void)
     CHECK(persist_stats(&f).index.waiting > 0); /* some of it is on the one that hangs */
     fake_tier_set_zone_out(f.world.tiers[KVT_TIER_DISK], 1, true);
     world_turn(&f.world);
+    for (uint64_t i = 61; i <= 64; i++) /* not behind what waits there */
+        CHECK(persist_store(&f, i << 8, 4, true));
     for (uint64_t round = 0; round < 3; round++) { /* more to forget than its ring and queue hold */
         evict_all(&f);
         turn_for(&f, KVT_NS_PER_S);
