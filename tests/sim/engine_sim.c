@@ -504,6 +504,8 @@ static uint64_t run(uint64_t seed, uint64_t steps)
     }
     for (uint64_t i = 0; i < steps; i++) {
         step(&sim_now);
+        if (i == steps / 2)
+            restart(&sim_now); /* however few they are */
         if (i % 16 == 0)
             world_check(&sim_now.world);
     }
