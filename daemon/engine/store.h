@@ -248,7 +248,7 @@ void kvt_store_block_gone(struct kvt_store *store, const struct kvt_radix_gone *
 bool kvt_store_is_durable(const struct kvt_store *store, struct kvt_cell cell);
 /* Its copy on L3 came with the index and was not read so far: it is not known whether it is good.
  */
-bool kvt_store_is_unseen(struct kvt_store *store, struct kvt_cell cell);
+bool kvt_store_is_unseen(const struct kvt_store *store, struct kvt_cell cell);
 /* A copy that is on L3 already wants its row, if it has none. */
 void kvt_store_want_durable(struct kvt_store *store, struct kvt_cell cell);
 /* The least of the numbers never given out; near stamp_end the caller reserves more. */

@@ -130,7 +130,7 @@ uint32_t kvt_store_zones(const struct kvt_store *store)
     return store->zones_count;
 }
 
-bool kvt_store_is_unseen(struct kvt_store *store, struct kvt_cell handle)
+bool kvt_store_is_unseen(const struct kvt_store *store, struct kvt_cell handle)
 {
     const struct cell *cell = kvt_store_cell_at(store, handle);
 
@@ -144,7 +144,7 @@ bool kvt_store_is_durable(const struct kvt_store *store, struct kvt_cell handle)
     /* Without an index nothing outlives the daemon: "durable" is what a flush makes of it. */
     if (cell == NULL || !store->is_kept)
         return cell != NULL;
-    return cell->is_indexed && kvt_store_is_seen((struct kvt_store *)(uintptr_t)store, cell) &&
+    return cell->is_indexed && kvt_store_is_seen(store, cell) &&
            is_recorded(store, &store->ns[cell->ns],
                        kvt_slab_zone(store->tiers[KVT_TIER_DISK].slab, cell->slots[KVT_TIER_DISK]));
 }

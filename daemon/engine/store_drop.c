@@ -1,7 +1,6 @@
 /* What L3's index is told to forget: copies that go, blocks that go, epochs that are over.
  *
- *   copy or block goes ──put──▶ index of its zone      (a full ring: over the zone's `drops`, in
- * order)
+ *   copy or block goes ──put──▶ index of its zone   (full ring: over the zone's `drops`, in order)
  *
  * Each zone has a queue of its own, so that a device that hangs, or whose index is still being
  * read, holds up no other. A slot may be given anew as soon as its copy is gone here: what is put

@@ -58,9 +58,9 @@ struct cell {
     };
     uint32_t content_low;
     uint16_t content_high; /* slot generation: 48 bits from one counter */
-    uint16_t
-        filled; /* shards whose bytes were seen by this daemon, a bit a rank: filled here, or read
-                   from L3 and found to be what they should. A claimed cell is whole with all */
+    /* Shards whose bytes were seen by this daemon, a bit a rank: filled here, or read from L3 and
+     * found to be what they should. A claimed cell is whole with all. */
+    uint16_t filled;
     struct {
         uint16_t state : 3, pins : 13;
     } copies[KVT_TIERS_COUNT];
@@ -356,11 +356,16 @@ static inline struct store_component *kvt_store_component(struct kvt_store *stor
     return &store->ns[cell->ns].components[cell->component];
 }
 
+static inline uint16_t kvt_store_all_shards(const struct kvt_store *store, const struct cell *cell)
+{
+    return (uint16_t)((1u << store->ns[cell->ns].components[cell->component].shards) - 1);
+}
+
 /* What an index said at start is a hint: a row that should be gone names a slot that holds
  * something else by now. */
-static inline bool kvt_store_is_seen(struct kvt_store *store, const struct cell *cell)
+static inline bool kvt_store_is_seen(const struct kvt_store *store, const struct cell *cell)
 {
-    return cell->filled == (1u << kvt_store_component(store, cell)->shards) - 1;
+    return cell->filled == kvt_store_all_shards(store, cell);
 }
 
 static inline uint64_t kvt_store_content(const struct cell *cell)

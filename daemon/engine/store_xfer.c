@@ -522,7 +522,7 @@ static void copy_settle(struct kvt_store *store, struct move *move)
     copy_unlink(store, cell, move);
     if (move->status == 0) {
         if (src == KVT_TIER_DISK)
-            cell->filled = (uint16_t)((1u << kvt_store_component(store, cell)->shards) - 1);
+            cell->filled = kvt_store_all_shards(store, cell);
         if (kvt_store_make_ready(store, cell, dst)) {
             if (dst > src)
                 store->tiers[src].written_back++;
@@ -580,10 +580,8 @@ static void copy_finish(struct kvt_store *store, struct move *move)
 static void fill_finish(struct kvt_store *store, struct move *move)
 {
     struct cell *cell = &store->cells[move->cell];
-    struct store_component *component = kvt_store_component(store, cell);
     enum kvt_move_result result = result_of(move->status, true);
     struct kvt_job *job = move->job;
-    uint32_t all = (1u << component->shards) - 1;
 
     cell->filling &= ~(1u << move->shard);
     if (cell->is_orphan) {
@@ -592,7 +590,7 @@ static void fill_finish(struct kvt_store *store, struct move *move)
         cell->filled = (uint16_t)(cell->filled | 1u << move->shard);
         job->moved_bytes = move->bytes;
         job->from = (enum kvt_tier_id)move->dst;
-        if (cell->filled == all) {
+        if (kvt_store_is_seen(store, cell)) {
             if (!kvt_store_fill_complete(store, cell))
                 result = KVT_MOVE_ABORTED;
             else if (move->dst == KVT_TIER_HOST)
