@@ -7,29 +7,7 @@
 
 #include <cmocka.h>
 
-#include "tools/kvtier-ctl/view.h"
-
-#define TEXT(literal) ((struct kvt_text){literal, sizeof(literal) - 1})
-
-struct page {
-    char *text;
-    size_t bytes;
-    struct kvt_ctl_view view;
-};
-
-static void page_open(struct page *page)
-{
-    *page = (struct page){0};
-    page->view.out = open_memstream(&page->text, &page->bytes);
-    assert_non_null(page->view.out);
-}
-
-static void page_expect(struct page *page, const char *want)
-{
-    (void)fclose(page->view.out);
-    assert_string_equal(page->text, want);
-    free(page->text);
-}
+#include "tests/common/ctl_page.h"
 
 /* Every one of @parts is on the page. */
 static void page_contains(struct page *page, const char *const parts[], size_t count)

@@ -7,6 +7,7 @@
 
 #include "daemon/base/alloc.h"
 #include "daemon/base/clock.h"
+#include "tests/common/alloc_fault.h"
 #include "tests/common/helper_world.h"
 
 static void test_round_trip(void **state)
@@ -277,14 +278,7 @@ static void test_close_beside_catalog(void **state)
     helper_world_load(world);
 }
 
-static uint32_t fail_at, allocations;
-
-static bool alloc_fault(size_t bytes, void *ctx)
-{
-    (void)bytes;
-    (void)ctx;
-    return ++allocations == fail_at;
-}
+static struct alloc_fault fault;
 
 static void test_open_undoes_itself(void **state)
 {
@@ -292,9 +286,9 @@ static void test_open_undoes_itself(void **state)
     uint32_t failures = 0;
     int r = -ENOMEM;
 
-    for (fail_at = 1; r != 0; fail_at++) {
-        allocations = 0;
-        kvt_alloc_set_fault(alloc_fault, NULL);
+    for (fault.fail_at = 1; r != 0; fault.fail_at++) {
+        fault.seen = 0;
+        kvt_alloc_set_fault(alloc_fault_nth, &fault);
         r = kvt_index_open(&world->index, &world->config);
         kvt_alloc_set_fault(NULL, NULL);
         assert_true(r == 0 || r == -ENOMEM);

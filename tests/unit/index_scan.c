@@ -9,6 +9,7 @@
 
 #include "daemon/base/alloc.h"
 #include "daemon/base/hash.h"
+#include "tests/common/alloc_fault.h"
 #include "tests/common/cmocka.h"
 #include "tiers/index/scan.h"
 #include "tiers/slab.h"
@@ -492,14 +493,6 @@ static void test_file(void **state)
     image_free(image);
 }
 
-static bool fails_now(size_t bytes, void *ctx)
-{
-    uint32_t *left = ctx;
-
-    (void)bytes;
-    return (*left)-- == 0;
-}
-
 static void test_no_memory(void **state)
 {
     struct image *image = image_new(8);
@@ -507,9 +500,9 @@ static void test_no_memory(void **state)
 
     (void)state;
     for (uint32_t n = 0; n < 2; n++) {
-        uint32_t left = n;
+        struct alloc_fault fault = {.fail_at = n + 1};
 
-        kvt_alloc_set_fault(fails_now, &left);
+        kvt_alloc_set_fault(alloc_fault_nth, &fault);
         assert_int_equal(image_scan(image, &report), -ENOMEM);
         kvt_alloc_set_fault(NULL, NULL);
         assert_int_equal(report.read_bytes, 0);

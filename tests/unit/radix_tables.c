@@ -1,6 +1,7 @@
 /* The boundary rule and the shapes of the tree, by hand-written tables and single cases. A row of a
  * table says which blocks have which component, as text: 'x' there, '.' missing, 'o' elsewhere (a
  * place that the lookup does not allow), 'h' being filled. */
+#include "tests/common/alloc_fault.h"
 #include "tests/common/cmocka.h"
 
 #include <stdlib.h>
@@ -472,14 +473,6 @@ static void test_adversarial_shapes(void **state)
     (void)kvt_radix_free(radix);
 }
 
-static bool fail_nth(size_t bytes, void *ctx)
-{
-    uint32_t *left = ctx;
-
-    (void)bytes;
-    return (*left)-- == 0;
-}
-
 static void test_no_memory(void **state)
 {
     struct kvt_radix_config config = {
@@ -488,9 +481,9 @@ static void test_no_memory(void **state)
 
     (void)state;
     for (uint32_t nth = 0; nth < 2; nth++) {
-        uint32_t left = nth;
+        struct alloc_fault fault = {.fail_at = nth + 1};
 
-        kvt_alloc_set_fault(fail_nth, &left);
+        kvt_alloc_set_fault(alloc_fault_nth, &fault);
         assert_int_equal(kvt_radix_new(&radix, &config), -ENOMEM);
         kvt_alloc_set_fault(NULL, NULL);
         assert_null(radix);

@@ -12,6 +12,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/guard.h"
 #include "daemon/base/hash.h"
+#include "tests/common/alloc_fault.h"
 #include "tests/common/cmocka.h"
 #include "tiers/device/device.h"
 #include "tiers/host/host.h"
@@ -386,14 +387,7 @@ static void test_foreground_first(void **state)
     assert_true(background_before < INFLIGHT - 8);
 }
 
-static uint32_t fail_at, allocations;
-
-static bool alloc_fault(size_t bytes, void *ctx)
-{
-    (void)bytes;
-    (void)ctx;
-    return ++allocations == fail_at;
-}
+static struct alloc_fault fault;
 
 static void test_open_undoes_itself(void **state)
 {
@@ -406,12 +400,12 @@ static void test_open_undoes_itself(void **state)
 
     (void)state;
     assert_int_equal(kvt_doorbell_init(&bell), 0);
-    kvt_alloc_set_fault(alloc_fault, NULL);
+    kvt_alloc_set_fault(alloc_fault_nth, &fault);
     for (int which = 0; which < 2; which++) {
-        for (fail_at = 1;; fail_at++) {
+        for (fault.fail_at = 1;; fault.fail_at++) {
             int r;
 
-            allocations = 0;
+            fault.seen = 0;
             r = which == 0 ? kvt_host_open(&tier, &host) : kvt_device_open(&tier, &device);
             if (r == 0)
                 break;

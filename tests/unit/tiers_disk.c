@@ -14,6 +14,7 @@
 #include "daemon/base/alloc.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/hash.h"
+#include "tests/common/alloc_fault.h"
 #include "tests/common/cmocka.h"
 #include "tests/common/disk_shim.h"
 #include "tests/common/loop_device.h"
@@ -616,27 +617,20 @@ static void test_flush_is_last(void **state)
     }
 }
 
-static uint32_t fail_at, allocations;
-
-static bool alloc_fault(size_t bytes, void *ctx)
-{
-    (void)bytes;
-    (void)ctx;
-    return ++allocations == fail_at;
-}
+static struct alloc_fault fault;
 
 static void test_open_undoes_itself(void **state)
 {
     struct world *world = *state;
     int failures = 0;
 
-    kvt_alloc_set_fault(alloc_fault, NULL);
-    for (fail_at = 1;; fail_at++) {
+    kvt_alloc_set_fault(alloc_fault_nth, &fault);
+    for (fault.fail_at = 1;; fault.fail_at++) {
         int r;
 
-        allocations = 0;
+        fault.seen = 0;
         r = world_open_result(world);
-        if (r == 0 && allocations < fail_at)
+        if (r == 0 && fault.seen < fault.fail_at)
             break;
         /* The ring and its registration have fallbacks. */
         assert_true(r == -ENOMEM || r == 0);

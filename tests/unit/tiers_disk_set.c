@@ -7,6 +7,7 @@
 
 #include "daemon/base/alloc.h"
 #include "daemon/base/clock.h"
+#include "tests/common/alloc_fault.h"
 #include "tests/common/cmocka.h"
 #include "tests/common/disk_world.h"
 #include "tiers/disk/catalog.h"
@@ -417,31 +418,24 @@ static void test_vanish_plain_calls(void **state)
     vanish(world, -ENODEV);
 }
 
-static uint32_t fail_at, allocations;
-
-static bool alloc_fault(size_t bytes, void *ctx)
-{
-    (void)bytes;
-    (void)ctx;
-    return ++allocations == fail_at;
-}
+static struct alloc_fault fault;
 
 static void test_open_without_memory(void **state)
 {
     struct disk_world *world = *state;
     uint32_t failures = 0;
 
-    kvt_alloc_set_fault(alloc_fault, NULL);
-    for (fail_at = 1;; fail_at++) {
+    kvt_alloc_set_fault(alloc_fault_nth, &fault);
+    for (fault.fail_at = 1;; fault.fail_at++) {
         int r;
 
-        allocations = 0;
+        fault.seen = 0;
         r = kvt_disk_set_open(&world->tier, &world->config, &world->report);
-        assert_true(r == 0 || (r == -ENOMEM && fail_at == 1));
+        assert_true(r == 0 || (r == -ENOMEM && fault.fail_at == 1));
         failures += r != 0 || world->report.opened_count < DEVICES;
         if (r == 0)
             world->tier = kvt_tier_close(world->tier);
-        if (allocations < fail_at)
+        if (fault.seen < fault.fail_at)
             break;
     }
     kvt_alloc_set_fault(NULL, NULL);
