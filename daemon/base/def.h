@@ -43,7 +43,7 @@ __attribute__((noreturn)) void kvt_assert_failed(const char *condition, const ch
 #ifdef KVT_DEBUG_CHECKS
 #define KVT_DEBUG_ASSERT(condition) KVT_ASSERT(condition)
 #else
-#define KVT_DEBUG_ASSERT(condition) ((void)sizeof(condition))
+#define KVT_DEBUG_ASSERT(condition) ((void)(false && (condition))) /* compiled, never run */
 #endif
 
 /* Passes a negative result up; one place to put a breakpoint on every failure in the process. */

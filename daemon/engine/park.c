@@ -61,7 +61,6 @@ bool eng_parked_slice(struct kvt_engine *engine)
     engine->parked_count = 0;
     while (op != NULL) {
         struct kvt_op *next = op->service;
-
         bool is_cancelled = atomic_load(&op->is_cancelled);
         bool is_tried = is_try && op->kind == KVT_OP_LOOKUP && !is_cancelled;
 
