@@ -40,8 +40,7 @@ static int decode_open_namespace(struct kvt_op *op, const uint8_t *at, size_t by
         kvt_codec_unpack(op, &kvtier__v1__open_namespace_request__descriptor, at, bytes, &in));
     if (in->fingerprint.len > 0) {
         req->is_by_fingerprint = true;
-        return kvt_codec_take_fixed(op, &in->fingerprint, "fingerprint", KVT_FINGERPRINT_BYTES,
-                                    req->fingerprint);
+        return kvt_codec_take_fingerprint(op, &in->fingerprint, req->fingerprint);
     }
     KVT_CODEC_TRY(
         kvt_codec_take_count(op, in->block_tokens, "block_tokens", 1, KVT_BLOCK_TOKENS_MAX));
@@ -375,8 +374,7 @@ static int take_namespace(struct kvt_op *op, const ProtobufCBinaryData *handle,
         return kvt_codec_bad(op, "namespace_handle, fingerprint: exactly one must be set");
     if (fingerprint->len == 0)
         return 0;
-    return kvt_codec_take_fixed(op, fingerprint, "fingerprint", KVT_FINGERPRINT_BYTES,
-                                ret_fingerprint);
+    return kvt_codec_take_fingerprint(op, fingerprint, ret_fingerprint);
 }
 
 static int decode_evict(struct kvt_op *op, const uint8_t *at, size_t bytes)
@@ -408,8 +406,7 @@ static int decode_dump(struct kvt_op *op, const uint8_t *at, size_t bytes)
 
     KVT_CODEC_TRY(kvt_codec_unpack(op, &kvtier__v1__dump_request__descriptor, at, bytes, &in));
     if (in->fingerprint.len > 0)
-        KVT_CODEC_TRY(kvt_codec_take_fixed(op, &in->fingerprint, "fingerprint",
-                                           KVT_FINGERPRINT_BYTES, req->fingerprint));
+        KVT_CODEC_TRY(kvt_codec_take_fingerprint(op, &in->fingerprint, req->fingerprint));
     KVT_CODEC_TRY(
         kvt_codec_take_count(op, in->nodes_max, "nodes_max", 0, KVT_CODEC_DUMP_NODES_MAX));
     req->nodes_max = in->nodes_max == 0 ? KVT_CODEC_DUMP_NODES_MAX : in->nodes_max;

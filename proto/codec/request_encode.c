@@ -271,18 +271,9 @@ static ProtobufCMessage *encode_release(struct kvt_op *op)
     return &out->base;
 }
 
-static bool is_zero(const uint8_t *at, size_t bytes)
-{
-    uint8_t any = 0;
-
-    for (size_t i = 0; i < bytes; i++)
-        any |= at[i];
-    return any == 0;
-}
-
 static ProtobufCBinaryData put_fingerprint(const uint8_t fingerprint[KVT_FINGERPRINT_BYTES])
 {
-    if (is_zero(fingerprint, KVT_FINGERPRINT_BYTES))
+    if (kvt_codec_is_zero(fingerprint, KVT_FINGERPRINT_BYTES))
         return (ProtobufCBinaryData){0};
     return kvt_codec_put_bytes(fingerprint, KVT_FINGERPRINT_BYTES);
 }

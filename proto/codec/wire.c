@@ -76,6 +76,15 @@ void kvt_codec_pack(const struct kvt_codec_message *message, uint8_t *at)
 /* ---- take -------------------------------------------------------------------------------------
  */
 
+bool kvt_codec_is_zero(const uint8_t *at, size_t bytes)
+{
+    uint8_t any = 0;
+
+    for (size_t i = 0; i < bytes; i++)
+        any |= at[i];
+    return any == 0;
+}
+
 void kvt_codec_read_handle(const uint8_t at[KVT_CODEC_HANDLE_BYTES], struct kvt_handle *ret_handle)
 {
     memcpy(&ret_handle->boot_id, at, 8);
@@ -100,6 +109,10 @@ int kvt_codec_take_handle(struct kvt_op *op, const ProtobufCBinaryData *in, cons
     if (in->len != KVT_CODEC_HANDLE_BYTES)
         return kvt_codec_bad(op, "%s: a handle has %u bytes, not %zu", field,
                              KVT_CODEC_HANDLE_BYTES, in->len);
+    /* "None" has one form on the wire. Were zeros another, a field would be set for one reader of
+     * the message and absent for the next. */
+    if (kvt_codec_is_zero(in->data, in->len))
+        return kvt_codec_bad(op, "%s: a handle of zeros names nothing; leave the field out", field);
     kvt_codec_read_handle(in->data, ret_handle);
     return 0;
 }
@@ -110,6 +123,14 @@ int kvt_codec_take_fixed(struct kvt_op *op, const ProtobufCBinaryData *in, const
     if (in->len != bytes)
         return kvt_codec_bad(op, "%s: must have %zu bytes, not %zu", field, bytes, in->len);
     memcpy(ret_at, in->data, bytes);
+    return 0;
+}
+
+int kvt_codec_take_fingerprint(struct kvt_op *op, const ProtobufCBinaryData *in, uint8_t *ret_at)
+{
+    KVT_CODEC_TRY(kvt_codec_take_fixed(op, in, "fingerprint", KVT_FINGERPRINT_BYTES, ret_at));
+    if (kvt_codec_is_zero(ret_at, KVT_FINGERPRINT_BYTES))
+        return kvt_codec_bad(op, "fingerprint: zeros name nothing; leave the field out");
     return 0;
 }
 

@@ -35,6 +35,9 @@ KVT_MUST_USE int kvt_codec_take_handle(struct kvt_op *op, const ProtobufCBinaryD
                                        const char *field, struct kvt_handle *ret_handle);
 KVT_MUST_USE int kvt_codec_take_fixed(struct kvt_op *op, const ProtobufCBinaryData *in,
                                       const char *field, size_t bytes, uint8_t *ret_at);
+/* 32 bytes, not all of them 0. */
+KVT_MUST_USE int kvt_codec_take_fingerprint(struct kvt_op *op, const ProtobufCBinaryData *in,
+                                            uint8_t *ret_at);
 /* Any bytes. */
 KVT_MUST_USE int kvt_codec_take_blob(struct kvt_op *op, const ProtobufCBinaryData *in,
                                      const char *field, size_t bytes_max,
@@ -65,6 +68,7 @@ KVT_MUST_USE Kvtier__V1__Component *
 kvt_codec_put_component(struct kvt_op *op, const struct kvt_api_component *component);
 
 void kvt_codec_write_handle(const struct kvt_handle *handle, uint8_t at[KVT_CODEC_HANDLE_BYTES]);
+bool kvt_codec_is_zero(const uint8_t *at, size_t bytes);
 void kvt_codec_read_handle(const uint8_t at[KVT_CODEC_HANDLE_BYTES], struct kvt_handle *ret_handle);
 
 /* The large answers (stats.c); encode: NULL when the arena is full. */
