@@ -1,0 +1,204 @@
+/* The guard is a payload of the oracle too, with keys that no block of a model has but by accident:
+ * it is made and compared with the same code. */
+#include "tools/lib/kv_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "tools/lib/oracle.h"
+
+#define PAGE_ALIGN_BYTES 64u
+#define STRAY_CHUNK_BYTES 512u
+
+static uint32_t page_bytes_of(const struct kvt_model *model)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t c = 0; c < model->components_count; c++)
+        bytes = KVT_MAX(bytes, 2ull * model->components[c].piece_bytes);
+    return (uint32_t)kvt_round_up(bytes, PAGE_ALIGN_BYTES);
+}
+
+uint64_t kvt_kv_memory_block_bytes(const struct kvt_model *model)
+{
+    return (uint64_t)page_bytes_of(model) * model->layers;
+}
+
+static int map_rank(struct kvt_kv_memory *memory, uint32_t rank)
+{
+    int fd = memfd_create("kvtier-bench", MFD_CLOEXEC | MFD_ALLOW_SEALING), r;
+    void *base;
+
+    if (fd < 0)
+        return kvt_trace(-errno);
+    memory->memfds[rank] = fd;
+    r = posix_fallocate(fd, 0, (off_t)memory->bytes);
+    if (r != 0)
+        return kvt_trace(-r);
+    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0)
+        return kvt_trace(-errno);
+    base = mmap(NULL, memory->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED)
+        return kvt_trace(-errno);
+    memory->bases[rank] = base;
+    return 0;
+}
+
+int kvt_kv_memory_init(struct kvt_kv_memory *memory, const struct kvt_model *model,
+                       uint64_t blocks_count, bool has_guards)
+{
+    int r = 0;
+
+    *memory = (struct kvt_kv_memory){
+        .model = model,
+        .blocks_count = blocks_count,
+        .page_bytes = page_bytes_of(model),
+        .bytes = blocks_count * kvt_kv_memory_block_bytes(model),
+    };
+    for (uint32_t rank = 0; rank < KVT_RANKS_MAX; rank++)
+        memory->memfds[rank] = -1;
+    for (uint32_t rank = 0; rank < model->ranks && r == 0; rank++)
+        r = map_rank(memory, rank);
+    if (r < 0) {
+        kvt_kv_memory_deinit(memory);
+        return r;
+    }
+    for (uint32_t rank = 0; rank < model->ranks && has_guards; rank++)
+        for (uint64_t id = 0; id < blocks_count; id++)
+            kvt_kv_memory_guard(memory, rank, id);
+    return 0;
+}
+
+void kvt_kv_memory_deinit(struct kvt_kv_memory *memory)
+{
+    if (memory->model == NULL)
+        return;
+    for (uint32_t rank = 0; rank < memory->model->ranks; rank++) {
+        if (memory->bases[rank] != NULL)
+            (void)munmap(memory->bases[rank], memory->bytes);
+        if (memory->memfds[rank] >= 0)
+            (void)close(memory->memfds[rank]);
+    }
+    *memory = (struct kvt_kv_memory){0};
+}
+
+uint64_t kvt_kv_memory_piece_offset(const struct kvt_kv_memory *memory, uint32_t component,
+                                    uint32_t piece)
+{
+    return piece / 2 * memory->blocks_count * memory->page_bytes +
+           (uint64_t)(piece % 2) * memory->model->components[component].piece_bytes;
+}
+
+static uint8_t *page_of(const struct kvt_kv_memory *memory, uint32_t rank, uint64_t id,
+                        uint32_t layer)
+{
+    KVT_ASSERT(rank < memory->model->ranks && id < memory->blocks_count);
+    return memory->bases[rank] + (layer * memory->blocks_count + id) * memory->page_bytes;
+}
+
+static uint64_t guard_key(uint32_t rank, uint64_t id)
+{
+    struct kvt_oracle_place place = {0x6775617264ull, id, UINT32_MAX, rank}; /* "guard" */
+
+    return kvt_oracle_key(&place);
+}
+
+/* Where piece @piece of @part begins in its block's payload. */
+static uint64_t payload_at(const struct kvt_model_component *component,
+                           const struct kvt_kv_part *part, uint32_t piece)
+{
+    return ((uint64_t)piece * component->engine_blocks_per_block + part->part) *
+           component->piece_bytes;
+}
+
+void kvt_kv_memory_fill(const struct kvt_kv_memory *memory, const struct kvt_kv_part *part)
+{
+    const struct kvt_model_component *component = &memory->model->components[part->component];
+
+    for (uint32_t piece = 0; piece < component->pieces_count; piece++)
+        kvt_oracle_fill(part->key, payload_at(component, part, piece),
+                        page_of(memory, part->rank, part->id, piece / 2) +
+                            (size_t)(piece % 2) * component->piece_bytes,
+                        component->piece_bytes);
+}
+
+uint64_t kvt_kv_memory_count_wrong(const struct kvt_kv_memory *memory,
+                                   const struct kvt_kv_part *part)
+{
+    const struct kvt_model_component *component = &memory->model->components[part->component];
+    uint64_t wrong = 0;
+
+    for (uint32_t piece = 0; piece < component->pieces_count; piece++)
+        wrong += kvt_oracle_count_wrong(part->key, payload_at(component, part, piece),
+                                        page_of(memory, part->rank, part->id, piece / 2) +
+                                            (size_t)(piece % 2) * component->piece_bytes,
+                                        component->piece_bytes);
+    return wrong;
+}
+
+uint64_t kvt_kv_memory_count_spilled(const struct kvt_kv_memory *memory,
+                                     const struct kvt_kv_part *part)
+{
+    size_t used = (size_t)2 * memory->model->components[part->component].piece_bytes;
+    uint64_t key = guard_key(part->rank, part->id), spilled = 0;
+
+    for (uint32_t layer = 0; layer < memory->model->layers; layer++)
+        spilled += kvt_oracle_count_wrong(key, (uint64_t)layer * memory->page_bytes + used,
+                                          page_of(memory, part->rank, part->id, layer) + used,
+                                          memory->page_bytes - used);
+    return spilled;
+}
+
+static uint64_t count_neither(const uint8_t *at, size_t bytes, uint64_t keys[2],
+                              const uint64_t offset_bytes[2])
+{
+    uint8_t wanted[2][STRAY_CHUNK_BYTES];
+    uint64_t stray = 0;
+
+    for (size_t done = 0; done < bytes; done += STRAY_CHUNK_BYTES) {
+        size_t part = KVT_MIN(bytes - done, (size_t)STRAY_CHUNK_BYTES);
+
+        for (uint32_t i = 0; i < 2; i++)
+            kvt_oracle_fill(keys[i], offset_bytes[i] + done, wanted[i], part);
+        for (size_t i = 0; i < part; i++)
+            stray += at[done + i] != wanted[0][i] && at[done + i] != wanted[1][i];
+    }
+    return stray;
+}
+
+uint64_t kvt_kv_memory_count_stray(const struct kvt_kv_memory *memory,
+                                   const struct kvt_kv_part *part)
+{
+    const struct kvt_model_component *component = &memory->model->components[part->component];
+    uint64_t keys[2] = {part->key, guard_key(part->rank, part->id)};
+    uint64_t stray = kvt_kv_memory_count_spilled(memory, part);
+
+    for (uint32_t piece = 0; piece < component->pieces_count; piece++) {
+        size_t in_page = (size_t)(piece % 2) * component->piece_bytes;
+        uint64_t offset_bytes[2] = {payload_at(component, part, piece),
+                                    (uint64_t)(piece / 2) * memory->page_bytes + in_page};
+
+        stray += count_neither(page_of(memory, part->rank, part->id, piece / 2) + in_page,
+                               component->piece_bytes, keys, offset_bytes);
+    }
+    return stray;
+}
+
+void kvt_kv_memory_guard(const struct kvt_kv_memory *memory, uint32_t rank, uint64_t id)
+{
+    for (uint32_t layer = 0; layer < memory->model->layers; layer++)
+        kvt_oracle_fill(guard_key(rank, id), (uint64_t)layer * memory->page_bytes,
+                        page_of(memory, rank, id, layer), memory->page_bytes);
+}
+
+uint64_t kvt_kv_memory_count_unguarded(const struct kvt_kv_memory *memory, uint32_t rank,
+                                       uint64_t id)
+{
+    uint64_t wrong = 0;
+
+    for (uint32_t layer = 0; layer < memory->model->layers; layer++)
+        wrong += kvt_oracle_count_wrong(guard_key(rank, id), (uint64_t)layer * memory->page_bytes,
+                                        page_of(memory, rank, id, layer), memory->page_bytes);
+    return wrong;
+}
