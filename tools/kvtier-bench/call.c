@@ -46,7 +46,7 @@ enum kvt_code bench_call(struct bench_worker *worker, enum kvt_bench_call which)
     uint64_t began_ns = kvt_clock_mono_ns();
 
     worker->op.deadline_ns = began_ns + worker->engine->options->deadline_ns;
-    kvt_client_call(worker->engine->client, &worker->op);
+    kvt_client_call(worker->engine->link.client, &worker->op);
     if (which < KVT_BENCH_CALLS)
         kvt_histogram_add(&worker->stats.calls[which], kvt_clock_mono_ns() - began_ns);
     if (worker->op.code != KVT_CODE_OK)
@@ -59,7 +59,7 @@ bool bench_call_quiesce(struct bench_worker *worker, uint32_t rank, uint64_t op_
     worker->stats.quiesced_later++;
     for (int i = 0; i < 10 && !atomic_load(&worker->engine->is_stopping); i++) {
         bench_call_begin(worker, KVT_OP_QUIESCE);
-        worker->op.req.quiesce.session = worker->engine->rank_handles[rank];
+        worker->op.req.quiesce.session = worker->engine->ranks[rank].handle;
         worker->op.req.quiesce.op_id = op_id;
         if (bench_call(worker, KVT_BENCH_CALLS) == KVT_CODE_OK)
             return true;
@@ -83,7 +83,7 @@ static void *canceller_main(void *arg)
                                          CLOCK_MONOTONIC, &at);
         } else {
             /* The lock keeps the worker from ending the call's op under our hands. */
-            kvt_client_cancel(worker->engine->client, &worker->op);
+            kvt_client_cancel(worker->engine->link.client, &worker->op);
             worker->is_cancel_armed = false;
         }
     }

@@ -2,8 +2,7 @@
  * each worker owns alone. Only for engine.c, worker.c and request.c. */
 #pragma once
 
-#include "proto/client/client.h"
-#include "tools/kvtier-bench/bench.h"
+#include "tools/kvtier-bench/link.h"
 #include "tools/kvtier-bench/pool.h"
 
 #define BENCH_CURSORS 1024u /* of conversations, a worker */
@@ -14,10 +13,8 @@ struct bench_engine {
     const struct kvt_workload *workload;
     struct kvt_bench_shared *shared;
     uint32_t engine_idx;
-    struct kvt_client *client;
-    struct kvt_session *scheduler, *rank_sessions[KVT_RANKS_MAX];
-    struct kvt_handle scheduler_handle, rank_handles[KVT_RANKS_MAX];
-    uint8_t fingerprint[KVT_FINGERPRINT_BYTES];
+    struct bench_link link;
+    struct bench_seat scheduler, ranks[KVT_RANKS_MAX];
     struct kvt_bench_pool pool;
     uint64_t blocks_max;     /* of one request */
     atomic_bool is_stopping; /* a worker gave up */

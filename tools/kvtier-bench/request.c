@@ -102,7 +102,7 @@ static void call_lookup(struct bench_worker *worker)
     struct kvt_req_lookup *req = &worker->op.req.lookup;
 
     bench_call_begin(worker, KVT_OP_LOOKUP);
-    req->session = worker->engine->scheduler_handle;
+    req->session = worker->engine->scheduler.handle;
     set_prefix(worker, &req->prefix, worker->prompt_tokens);
     req->limit_tokens =
         worker->engine->options->is_matching_whole ? UINT64_MAX : worker->prompt_tokens - 1;
@@ -276,7 +276,7 @@ static void promote_rank(struct bench_worker *worker, uint32_t rank)
         add_moves(worker, list, &count, c,
                   kvt_model_needed(worker->engine->model, c, worker->boundary_tokens),
                   BENCH_BLOCK_HELD);
-    req->session = worker->engine->rank_handles[rank];
+    req->session = worker->engine->ranks[rank].handle;
     req->lease = worker->lease;
     req->op_id = op_id;
     req->moves_count = count;
@@ -328,7 +328,7 @@ static void promote(struct bench_worker *worker)
         if (worker->lease.boot_id != 0)
             promote_rank(worker, rank);
         if (worker->lease.boot_id != 0)
-            release(worker, worker->engine->rank_handles[rank], worker->lease, KVT_HANDLE_NONE);
+            release(worker, worker->engine->ranks[rank].handle, worker->lease, KVT_HANDLE_NONE);
     }
     if (worker->lease.boot_id == 0) /* the engine's lease limit: it computes everything */
         worker->usable_tokens = 0;
@@ -431,7 +431,7 @@ static bool reserve(struct bench_worker *worker)
 
         bench_call_begin(worker, KVT_OP_RESERVE);
         *req = wants;
-        req->session = worker->engine->scheduler_handle;
+        req->session = worker->engine->scheduler.handle;
         set_prefix(worker, &req->prefix, worker->stored_tokens);
         (void)bench_call(worker, KVT_BENCH_RESERVE);
     } while (worker->op.code != KVT_CODE_OK && forget_stale_cursor(worker, KVT_OP_RESERVE));
@@ -453,7 +453,7 @@ static void demote_rank(struct bench_worker *worker, uint32_t rank)
                   BENCH_BLOCK_MISSING);
     if (count == 0)
         return;
-    req->session = worker->engine->rank_handles[rank];
+    req->session = worker->engine->ranks[rank].handle;
     req->ticket = worker->ticket;
     req->op_id = op_id;
     req->moves_count = count;
@@ -479,7 +479,7 @@ static void store(struct bench_worker *worker)
         return;
     for (uint32_t rank = 0; rank < worker->engine->model->ranks; rank++)
         demote_rank(worker, rank);
-    release(worker, worker->engine->scheduler_handle, KVT_HANDLE_NONE, worker->ticket);
+    release(worker, worker->engine->scheduler.handle, KVT_HANDLE_NONE, worker->ticket);
 }
 
 /* ---- one request ----------------------------------------------------------------------------- */
@@ -501,7 +501,7 @@ static void prepare(struct bench_worker *worker, uint64_t request_idx)
     if (request->tenant != 0)
         (void)snprintf(worker->salt, sizeof(worker->salt), "tenant-%u", request->tenant);
     kvt_workload_tokens(workload, request_idx, 0, tokens, worker->tokens);
-    root = kvt_oracle_root(worker->engine->fingerprint, worker->salt, "");
+    root = kvt_oracle_root(worker->engine->link.fingerprint, worker->salt, "");
     kvt_oracle_chain(root, worker->tokens, block_tokens(worker), worker->blocks, worker->chains);
     for (uint32_t c = 0; c < worker->engine->model->components_count; c++)
         memset(worker->states[c], BENCH_BLOCK_NONE, worker->blocks);
@@ -525,7 +525,7 @@ bool bench_request_run(struct bench_worker *worker, uint64_t request_idx)
         if (!atomic_load(&worker->engine->is_stopping))
             store(worker);
         if (worker->lease.boot_id != 0)
-            release(worker, worker->engine->scheduler_handle, worker->lease, KVT_HANDLE_NONE);
+            release(worker, worker->engine->scheduler.handle, worker->lease, KVT_HANDLE_NONE);
         give_back(worker);
     }
     worker->stats.requests++;
