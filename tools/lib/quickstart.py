@@ -1,9 +1,7 @@
 """The main job of tools/quickstart: a daemon with three small tiers, agents whose context does not
 fit into the upper two, every byte verified, and the daemon's own counters beside it. Then the
 daemon is stopped and started again, and the last conversations go on from what L3 kept."""
-import json
 import os
-import subprocess
 import sys
 import time
 
@@ -20,15 +18,6 @@ LOAD = ["synth", "--limit", str(REQUESTS), "--sessions", "48", "--bytes-per-toke
 
 def say(text):
     print(f"\n>>> {text}", flush=True)
-
-
-def ctl(daemon, *arguments):
-    command = [os.path.join(BUILD, "tools", "kvtier-ctl", "kvtier-ctl"), "--socket", daemon.socket,
-               *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
-    if done.returncode != 0:
-        raise Broken(f"{' '.join(command)} failed with status {done.returncode}")
-    return done.stdout.decode()
 
 
 def hits_of_daemon(stats):
@@ -100,8 +89,8 @@ def main():
             raise Broken(f"kvtier-bench ended with status {status}: {bench['wrong_bytes']} bytes "
                          "were wrong")
         say("The daemon's side of it: kvtier-ctl stats")
-        print(ctl(daemon, "stats"))
-        check_agreement(bench, json.loads(ctl(daemon, "stats", "--json")))
+        print(daemon.ctl("stats"))
+        check_agreement(bench, daemon.stats())
         say("Result")
         print_hits(bench)
         print("The daemon's own counters say the same.")

@@ -33,6 +33,7 @@ class ScratchDaemon:
 
     def __init__(self, build, l1, l2, l3, disk=None, index="128MiB", settings=(), devices=1):
         self.program = os.path.join(build, "daemon", "kvtierd")
+        self.ctl_program = os.path.join(build, "tools", "kvtier-ctl", "kvtier-ctl")
         self.sizes = (l1, l2, l3)
         self.devices = devices
         self.disk_parent = os.path.abspath(disk or build)
@@ -147,6 +148,17 @@ class ScratchDaemon:
         if self.process.poll() is not None:
             raise Broken(f"kvtierd ended by itself with status {self.process.returncode}:\n"
                          f"{self.log_tail()}")
+
+    def ctl(self, *arguments):
+        """What kvtier-ctl prints."""
+        command = [self.ctl_program, "--socket", self.socket, *arguments]
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+        if done.returncode != 0:
+            raise Broken(f"{' '.join(command)} failed with status {done.returncode}")
+        return done.stdout.decode()
+
+    def stats(self):
+        return json.loads(self.ctl("stats", "--json"))
 
     def rss_bytes(self):
         """Resident memory now, and at most so far."""
