@@ -3,7 +3,8 @@
  * The payload side of a copy is one contiguous run, so only the client's side is walked. Pieces
  * that follow each other in the client's memory (consecutive engine blocks of a dense layout, or
  * layers that lie side by side) become one memcpy. While gathering, the hash trails the copy by at
- * most one chunk that is still in cache. */
+ * most one chunk that is still in cache. A scatter steps over the bytes of engine blocks that are
+ * not to be written; a gather has none. */
 #include "tiers/client.h"
 
 #include <fcntl.h>
@@ -128,6 +129,7 @@ int kvt_layout_resolve(struct kvt_layout *layout, const struct kvt_region *regio
     }
     layout->payload_bytes = payload_bytes;
     layout->engine_blocks_count = blocks_count;
+    KVT_ASSERT(blocks_count < KVT_ENGINE_BLOCK_NONE); /* of real memory: bytes are fewer */
     return 0;
 }
 
@@ -186,8 +188,15 @@ static int copy_walk(void *ctx)
         const struct kvt_layout_piece *piece = &layout->pieces[p];
 
         for (uint32_t b = 0; b < layout->engine_blocks_per_block; b++) {
-            uint8_t *at = piece->base + copy->view->engine_blocks[b] * piece->stride_bytes;
+            uint64_t id = copy->view->engine_blocks[b];
+            uint8_t *at;
 
+            if (id == KVT_ENGINE_BLOCK_NONE) {
+                copy_run(copy);
+                copy->done_bytes += piece->bytes;
+                continue;
+            }
+            at = piece->base + id * piece->stride_bytes;
             if (copy->run_bytes == 0 || at != copy->run + copy->run_bytes) {
                 copy_run(copy);
                 copy->run = at;
@@ -199,36 +208,44 @@ static int copy_walk(void *ctx)
     return 0;
 }
 
-static void view_assert(const struct kvt_client_view *view)
+static void view_assert(const struct kvt_client_view *view, bool is_gather)
 {
     const struct kvt_layout *layout = view->layout;
 
     KVT_ASSERT(view->first_piece < view->end_piece);
     KVT_ASSERT(view->end_piece <= layout->pieces_count);
-    for (uint32_t b = 0; b < layout->engine_blocks_per_block; b++)
-        KVT_ASSERT(view->engine_blocks[b] < layout->engine_blocks_count);
+    for (uint32_t b = 0; b < layout->engine_blocks_per_block; b++) {
+        uint64_t id = view->engine_blocks[b];
+
+        KVT_ASSERT(id < layout->engine_blocks_count || (!is_gather && id == KVT_ENGINE_BLOCK_NONE));
+    }
 }
 
+/* Of one engine block. */
 static uint64_t pieces_bytes(const struct kvt_layout *layout, uint32_t first, uint32_t end)
 {
     uint64_t bytes = 0;
 
     if (first == 0 && end == layout->pieces_count)
-        return layout->payload_bytes;
+        return layout->payload_bytes / layout->engine_blocks_per_block;
     for (uint32_t p = first; p < end; p++)
         bytes += layout->pieces[p].bytes;
-    return bytes * layout->engine_blocks_per_block;
+    return bytes;
 }
 
 uint64_t kvt_client_view_bytes(const struct kvt_client_view *view)
 {
-    return pieces_bytes(view->layout, view->first_piece, view->end_piece);
+    uint32_t count = 0;
+
+    for (uint32_t b = 0; b < view->layout->engine_blocks_per_block; b++)
+        count += view->engine_blocks[b] != KVT_ENGINE_BLOCK_NONE;
+    return count * pieces_bytes(view->layout, view->first_piece, view->end_piece);
 }
 
 /* Payload bytes before the view's first piece. */
 static uint64_t view_offset_bytes(const struct kvt_client_view *view)
 {
-    return pieces_bytes(view->layout, 0, view->first_piece);
+    return view->layout->engine_blocks_per_block * pieces_bytes(view->layout, 0, view->first_piece);
 }
 
 int kvt_client_gather(const struct kvt_client_view *view, uint8_t *payload, uint64_t *ret_hash)
@@ -236,7 +253,7 @@ int kvt_client_gather(const struct kvt_client_view *view, uint8_t *payload, uint
     struct client_copy copy;
     int r;
 
-    view_assert(view);
+    view_assert(view, true);
     KVT_ASSERT(ret_hash == NULL ||
                (view->first_piece == 0 && view->end_piece == view->layout->pieces_count));
     copy.view = view;
@@ -265,7 +282,7 @@ int kvt_client_scatter(const struct kvt_client_view *view, const uint8_t *payloa
     struct client_copy copy;
     int r;
 
-    view_assert(view);
+    view_assert(view, false);
     copy.view = view;
     /* Only read from: is_gather is false. */
     copy.payload = (uint8_t *)(uintptr_t)payload + view_offset_bytes(view);

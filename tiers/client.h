@@ -72,11 +72,14 @@ KVT_MUST_USE int kvt_layout_resolve(struct kvt_layout *layout, const struct kvt_
 /* A (block of the daemon) <-> (engine blocks) binding, the client side of one transfer. */
 struct kvt_client_view {
     const struct kvt_layout *layout;
-    const uint64_t *engine_blocks;   /* engine_blocks_per_block ids, each < engine_blocks_count */
+    /* engine_blocks_per_block ids, each < engine_blocks_count; towards the client also
+     * KVT_ENGINE_BLOCK_NONE: that part of the payload is not written anywhere. */
+    const uint64_t *engine_blocks;
     uint32_t first_piece, end_piece; /* [first, end): all of them, or one group of layers */
 };
 
-/* Payload bytes that the view's pieces are. */
+/* Bytes of the client's memory that a copy of the view reads or writes: those of its pieces, but
+ * for what is not written. */
 uint64_t kvt_client_view_bytes(const struct kvt_client_view *view);
 
 /* Copies between a payload (from its first byte) and the pieces of @view, under the SIGBUS guard.

@@ -225,7 +225,12 @@ struct kvt_ans_lookup {
  */
 
 /* One block of the daemon of one component and the engine blocks that hold it. For inline regions
- * engine_blocks are ignored and the bytes travel in move order. */
+ * engine_blocks are ignored and the bytes travel in move order.
+ *
+ * In a Promote the id KVT_ENGINE_BLOCK_NONE means that this engine block is not written: a window
+ * that has passed it by, or a cache of the engine's own that has it and serves others from it. The
+ * rest of the block moves as ever, and what is verified is the whole of it. A Demote gives a whole
+ * payload: there it is INVALID_ARGUMENT. */
 struct kvt_api_moves {
     uint32_t component;
     uint32_t count;

@@ -31,6 +31,7 @@
 #define KVT_REGIONS_PER_SESSION_MAX 16u
 #define KVT_PIECES_PER_COMPONENT_MAX 2048u /* layers x (K, V) and room */
 #define KVT_ENGINE_BLOCKS_PER_BLOCK_MAX 512u
+#define KVT_ENGINE_BLOCK_NONE UINT64_MAX /* an id that no engine block has */
 #define KVT_MOVES_PER_REQUEST_MAX 65536u /* (component, block) pairs in one Promote or Demote */
 
 #define KVT_CONNECTIONS_MAX 256u

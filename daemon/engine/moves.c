@@ -46,6 +46,31 @@ static bool blocks_are_valid(struct kvt_op *op, const struct kvt_api_moves *from
     return true;
 }
 
+static bool ids_are_valid(struct kvt_op *op, const struct eng_moves *moves, uint64_t ids_count,
+                          bool may_leave_out)
+{
+    uint64_t limit = moves->layout->engine_blocks_count;
+
+    for (uint64_t i = 0; i < ids_count; i++) {
+        uint64_t id = moves->engine_blocks[i];
+
+        if (id < limit || (may_leave_out && id == KVT_ENGINE_BLOCK_NONE))
+            continue;
+        if (id == KVT_ENGINE_BLOCK_NONE)
+            kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT,
+                        "moves.engine_blocks: component %u leaves out number %llu; a Demote gives "
+                        "whole payloads, only a Promote may leave engine blocks alone",
+                        moves->component, (unsigned long long)i);
+        else
+            kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT,
+                        "moves.engine_blocks: component %u: engine block %llu is outside the "
+                        "registered memory, which holds %llu",
+                        moves->component, (unsigned long long)id, (unsigned long long)limit);
+        return false;
+    }
+    return true;
+}
+
 static bool bind_layout(struct kvt_op *op, const struct eng_run *run, struct eng_moves *moves,
                         uint32_t given)
 {
@@ -65,17 +90,7 @@ static bool bind_layout(struct kvt_op *op, const struct eng_run *run, struct eng
                     given, (unsigned long long)ids);
         return false;
     }
-    for (uint64_t i = 0; i < ids; i++) {
-        if (moves->engine_blocks[i] >= from->layout.engine_blocks_count) {
-            kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT,
-                        "component %u: engine block %llu is outside the registered memory, which "
-                        "holds %llu",
-                        moves->component, (unsigned long long)moves->engine_blocks[i],
-                        (unsigned long long)from->layout.engine_blocks_count);
-            return false;
-        }
-    }
-    return true;
+    return ids_are_valid(op, moves, ids, run->kind == ENG_RUN_PROMOTE);
 }
 
 static bool components_are_valid(struct kvt_op *op, const struct eng_run *run,

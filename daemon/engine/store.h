@@ -180,7 +180,7 @@ struct kvt_job { /* the caller's memory, from submit until done */
     /* Results, for done. */
     enum kvt_move_result result;
     enum kvt_tier_id from; /* READ: the tier that had it when it was asked for */
-    uint64_t moved_bytes;
+    uint64_t moved_bytes;  /* FILL, READ: of the client's memory */
     /* The store's. */
     bool is_raised; /* READ: its bytes came up from disk for it, and are read from L2 */
     struct kvt_list link;

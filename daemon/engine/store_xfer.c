@@ -286,7 +286,7 @@ static void client_begin(struct kvt_store *store, enum move_kind kind, struct ce
 {
     const struct store_component *component = kvt_store_component(store, cell);
     struct move *move = move_new(store, kind, job);
-    struct xfer *xfer = xfer_new(store, move, component->payload_bytes);
+    struct xfer *xfer = xfer_new(store, move, kvt_client_view_bytes(&job->view));
 
     move->src = move->dst = (uint8_t)tier;
     move->cell = kvt_store_cell_idx(store, cell);
@@ -612,7 +612,7 @@ static void read_finish(struct kvt_store *store, struct move *move)
     if (is_source_bad(move))
         kvt_store_let_go(store, cell, move->src, KVT_DROP_BAD);
     job->from = job->is_raised ? KVT_TIER_DISK : (enum kvt_tier_id)move->src;
-    job->moved_bytes = status == 0 ? move->bytes : 0;
+    job->moved_bytes = status == 0 ? kvt_client_view_bytes(&job->view) : 0;
     kvt_store_unpin(store, cell, move->src);
     move_free(store, move);
     kvt_store_end_job(store, job, result_of(status, false));
@@ -641,6 +641,7 @@ static bool bounce_finish(struct kvt_store *store, struct move *move, struct xfe
             xfer->base.src = xfer->base.dst;
             xfer->base.dst = place_of_client(job);
             xfer->base.flags = 0;
+            xfer->bytes = kvt_client_view_bytes(&job->view);
             xfer->is_submitted = false;
             enqueue(store, xfer, KVT_TIER_HOST, PATH_CLIENT, job->is_background);
             return true;
@@ -650,7 +651,7 @@ static bool bounce_finish(struct kvt_store *store, struct move *move, struct xfe
     store->is_woken = true;
     if (job != NULL) {
         job->from = KVT_TIER_DISK;
-        job->moved_bytes = status == 0 ? move->bytes : 0;
+        job->moved_bytes = status == 0 ? kvt_client_view_bytes(&job->view) : 0;
     }
     move_free(store, move);
     if (job != NULL)

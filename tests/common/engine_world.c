@@ -569,6 +569,50 @@ bool client_holds(const struct client *client, uint32_t component, uint64_t tag,
     return true;
 }
 
+static bool is_filled(const uint64_t *at, uint32_t words, uint8_t byte)
+{
+    for (uint32_t i = 0; i < words; i++) {
+        if (at[i] != byte * 0x0101010101010101u)
+            return false;
+    }
+    return true;
+}
+
+bool client_holds_but(const struct client *client, uint32_t component, uint64_t tag,
+                      uint64_t block_idx, uint32_t pool_block, uint32_t left_alone, uint8_t byte,
+                      bool is_done)
+{
+    uint32_t words = PIECE_BYTES(client->world, component) / 8, at = 0;
+
+    for (uint32_t p = 0; p < WORLD_PIECES; p++) {
+        for (uint32_t b = 0; b < WORLD_ENGINE_BLOCKS; b++, at += words) {
+            const uint64_t *from =
+                piece_at(client, component, p, pool_block * WORLD_ENGINE_BLOCKS + b);
+
+            if ((left_alone >> b & 1) != 0) {
+                if (!is_filled(from, words, byte))
+                    return false;
+                continue;
+            }
+            for (uint32_t i = 0; is_done && i < words; i++) {
+                if (from[i] != word_of(component, tag, block_idx, client->rank, at + i))
+                    return false;
+            }
+        }
+    }
+    return true;
+}
+
+void world_leave_alone(struct kvt_api_moves *moves, uint32_t move, uint32_t left_alone)
+{
+    uint64_t *ids = (uint64_t *)(uintptr_t)moves->engine_blocks + move * WORLD_ENGINE_BLOCKS;
+
+    for (uint32_t b = 0; b < WORLD_ENGINE_BLOCKS; b++) {
+        if ((left_alone >> b & 1) != 0)
+            ids[b] = KVT_ENGINE_BLOCK_NONE;
+    }
+}
+
 void client_scribble(struct client *client, uint32_t component, uint32_t pool_block, uint8_t byte)
 {
     for (uint32_t p = 0; p < WORLD_PIECES; p++)

@@ -114,6 +114,13 @@ void client_fill(struct client *client, uint32_t component, uint64_t tag, uint64
                  uint32_t pool_block);
 bool client_holds(const struct client *client, uint32_t component, uint64_t tag, uint64_t block_idx,
                   uint32_t pool_block, uint32_t rank);
+/* The same where the engine blocks in @left_alone (a bit each, from 0) must hold @byte instead:
+ * is_done says whether the others hold the payload; those left alone are looked at in any case. */
+bool client_holds_but(const struct client *client, uint32_t component, uint64_t tag,
+                      uint64_t block_idx, uint32_t pool_block, uint32_t left_alone, uint8_t byte,
+                      bool is_done);
+/* Makes engine blocks of move @move of @moves ones that a Promote leaves alone. */
+void world_leave_alone(struct kvt_api_moves *moves, uint32_t move, uint32_t left_alone);
 void client_scribble(struct client *client, uint32_t component, uint32_t pool_block, uint8_t byte);
 
 /* Tokens of the prompt named @tag: block i depends on (tag >> 8) for i < 4 (shared), then on tag.

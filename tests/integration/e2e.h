@@ -68,6 +68,9 @@ struct e2e_engine {
     int memfd;
     uint8_t *pool;
     uint64_t pool_bytes;
+    /* Engine block b is one that e2e_promote leaves alone where bit b % 8 is set. Not 0:
+     * wrong_bytes counts whatever changed in the pool and was not asked for, too. */
+    uint8_t left_alone;
 };
 
 struct kvt_op *e2e_op(enum kvt_op_kind kind); /* free with e2e_op_free; never NULL */
@@ -114,7 +117,7 @@ uint64_t e2e_store(struct e2e_engine *scheduler, struct e2e_engine *const ranks[
 uint64_t e2e_boundary(struct e2e_engine *engine, const uint32_t *tokens, uint64_t count);
 
 struct e2e_promoted {
-    uint64_t boundary_tokens, done, missed, wrong_bytes;
+    uint64_t boundary_tokens, done, missed, wrong_bytes, moved_bytes;
     uint64_t from[KVT_API_TIERS];
 };
 /* Lookup with a lease (by the scheduler), Promote what the boundary needs to this engine's pool,

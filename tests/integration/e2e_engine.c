@@ -399,6 +399,49 @@ static uint64_t first_needed(const struct e2e_model *model, uint32_t component, 
     }
 }
 
+static bool is_left_alone(const struct e2e_engine *engine, uint64_t engine_block)
+{
+    return (engine->left_alone >> engine_block % 8 & 1) != 0;
+}
+
+static void leave_alone(const struct e2e_engine *engine, struct kvt_api_moves *moves)
+{
+    uint64_t *ids = (uint64_t *)(uintptr_t)moves->engine_blocks;
+
+    for (uint32_t i = 0; i < moves->engine_blocks_count; i++)
+        if (is_left_alone(engine, ids[i]))
+            ids[i] = KVT_ENGINE_BLOCK_NONE;
+}
+
+/* Wrong bytes of what was asked for of one block, which is poisoned again then. */
+static uint64_t take_wrong(struct e2e_engine *engine, const uint32_t *tokens, uint32_t component,
+                           uint64_t block_idx, bool is_done)
+{
+    uint64_t chains[E2E_BLOCKS_MAX], bytes = piece_bytes(engine->model, component), wrong = 0;
+
+    chains_of(engine, tokens, block_idx + 1, chains);
+    for (uint32_t part = 0; part < PIECES * EBPB; part++) {
+        uint8_t *at = piece_at(engine, component, block_idx, part / EBPB, part % EBPB);
+
+        if (is_left_alone(engine, block_idx * EBPB + part % EBPB))
+            continue;
+        if (is_done)
+            wrong += kvt_oracle_count_wrong(oracle_key(engine, chains, component, block_idx),
+                                            part * bytes, at, bytes);
+        memset(at, 0xdb, bytes);
+    }
+    return wrong;
+}
+
+static uint64_t count_changed(const struct e2e_engine *engine)
+{
+    uint64_t changed = 0;
+
+    for (uint64_t i = 0; i < engine->pool_bytes; i++)
+        changed += engine->pool[i] != 0xdb;
+    return changed;
+}
+
 static void verify(struct e2e_engine *engine, const uint32_t *tokens, const struct kvt_op *op,
                    struct e2e_promoted *ret)
 {
@@ -409,14 +452,21 @@ static void verify(struct e2e_engine *engine, const uint32_t *tokens, const stru
 
         CHECK(op->ans.promote.moves.count[m] == moves->count);
         for (uint32_t i = 0; i < moves->count; i++) {
-            if (op->ans.promote.moves.results[m][i] != KVT_MOVE_DONE) {
-                ret->missed++;
-                continue;
-            }
-            ret->done++;
-            ret->wrong_bytes += e2e_wrong(engine, tokens, moves->component, moves->block_idx[i]);
+            bool is_done = op->ans.promote.moves.results[m][i] == KVT_MOVE_DONE;
+
+            ret->done += is_done;
+            ret->missed += !is_done;
+            if (engine->left_alone != 0)
+                ret->wrong_bytes +=
+                    take_wrong(engine, tokens, moves->component, moves->block_idx[i], is_done);
+            else if (is_done)
+                ret->wrong_bytes +=
+                    e2e_wrong(engine, tokens, moves->component, moves->block_idx[i]);
         }
     }
+    if (engine->left_alone != 0)
+        ret->wrong_bytes += count_changed(engine);
+    ret->moved_bytes = op->ans.promote.moved_bytes;
     for (uint32_t t = 0; t < KVT_API_TIERS; t++)
         ret->from[t] += op->ans.promote.moved_blocks_from[t];
 }
@@ -445,6 +495,8 @@ void e2e_promote(struct e2e_engine *engine, const uint32_t *tokens, uint64_t cou
         for (uint32_t c = 0; c < model->components_count; c++)
             req->moves_count += e2e_moves(promote, model, 1u << c, first_needed(model, c, blocks),
                                           blocks, &req->moves[req->moves_count]);
+        for (uint32_t m = 0; m < req->moves_count; m++)
+            leave_alone(engine, &req->moves[m]);
         kvt_client_call(engine->client, promote);
         CHECK_CODE(promote, KVT_CODE_OK);
         verify(engine, tokens, promote, ret);

@@ -188,7 +188,7 @@ static void test_lying_moves(struct e2e_daemon *daemon, struct e2e_engine *hones
         if (lie == 0)
             ((uint64_t *)(uintptr_t)req->moves[0].engine_blocks)[3] = 2 * E2E_BLOCKS_MAX;
         if (lie == 1)
-            ((uint64_t *)(uintptr_t)req->moves[0].engine_blocks)[3] = UINT64_MAX / 2;
+            ((uint64_t *)(uintptr_t)req->moves[0].engine_blocks)[3] = UINT64_MAX - 1;
         kvt_client_call(hostile.client, promote);
         if (lie < 2)
             CHECK_CODE(promote, KVT_CODE_INVALID_ARGUMENT);

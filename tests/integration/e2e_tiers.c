@@ -20,6 +20,27 @@ static const struct e2e_model hybrid = {
                    {.kind = 2, .bytes = 32768, .window_tokens = 40},
                    {.kind = 3, .bytes = 4096, .is_replicated = true}}};
 
+/* Engine blocks that are left alone: one of each four, all of some blocks, all of every block. What
+ * was asked for comes, and no other byte of the pool changes. */
+static void promote_partly(struct e2e_engine *engine, const uint32_t *tokens, uint64_t count)
+{
+    static const struct {
+        uint8_t pattern;
+        uint32_t asked_of_8;
+    } cases[] = {{0x11, 6}, {0xc6, 4}, {0xff, 0}};
+    uint64_t blocks = count / engine->model->block_tokens;
+    struct e2e_promoted got;
+
+    for (uint32_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        engine->left_alone = cases[i].pattern;
+        e2e_promote(engine, tokens, count, &got);
+        CHECK(got.done == blocks && got.missed == 0 && got.wrong_bytes == 0);
+        CHECK(got.moved_bytes ==
+              blocks * engine->model->components[0].bytes * cases[i].asked_of_8 / 8);
+    }
+    engine->left_alone = 0;
+}
+
 static void test_l2(const char *program)
 {
     struct e2e_daemon daemon;
@@ -40,6 +61,7 @@ static void test_l2(const char *program)
     e2e_promote(&engine, tokens, 1024, &got);
     CHECK(got.done == 64 && got.missed == 0 && got.wrong_bytes == 0);
     CHECK(got.from[0] == 0 && got.from[1] == 64 && got.from[2] == 0);
+    CHECK(got.moved_bytes == 64 * 65536ull);
     /* Again: everything is there, nothing is copied. */
     CHECK(e2e_store(&engine, &self, 1, tokens, 1024) == 0);
     /* A branch shares what is before it. */
@@ -57,6 +79,7 @@ static void test_l2(const char *program)
     CHECK(stats->engines_count == 1 && stats->engines[0].promoted_bytes == 128 * 65536ull);
     CHECK(stats->engines[0].demoted_bytes == 85 * 65536ull);
     CHECK(stats->sessions == 1);
+    promote_partly(&engine, tokens, 1024);
     e2e_expect_idle(&engine);
     (void)e2e_op_free(op);
     e2e_engine_close(&engine);
@@ -78,6 +101,7 @@ static void test_l1(const char *program)
     e2e_promote(&engine, tokens, 1024, &got);
     CHECK(got.done == 64 && got.missed == 0 && got.wrong_bytes == 0);
     CHECK(got.from[0] == 64);
+    promote_partly(&engine, tokens, 1024);
     /* Four prompts of 4 MiB each and more: the first goes down, and comes back right. */
     for (uint32_t seed = 2; seed < 7; seed++) {
         e2e_tokens(tokens, 1024, seed, 0);
@@ -125,6 +149,10 @@ static void test_l3(const char *program)
     (void)printf("l3: %llu blocks came back, %llu of them from L3\n", (unsigned long long)done,
                  (unsigned long long)from_l3);
     CHECK(from_l3 >= 128);
+    for (uint32_t seed = 1; seed <= 3; seed++) {
+        e2e_tokens(tokens, 1024, seed, 0);
+        promote_partly(&engine, tokens, 1024);
+    }
     e2e_expect_idle(&engine);
     e2e_engine_close(&engine);
     e2e_daemon_stop(&daemon);

@@ -85,6 +85,89 @@ static void test_round_trip(void)
     world_deinit(&world);
 }
 
+static bool holds_or_was_left(const struct client *client, uint32_t first_pool_block,
+                              const uint32_t left_alone[8])
+{
+    for (uint32_t c = 0; c < client->world->components_count; c++) {
+        for (uint32_t i = 0; i < 8; i++) {
+            if (!client_holds_but(client, c, 0x101, i, first_pool_block + i, left_alone[i], 0xee,
+                                  true))
+                return false;
+        }
+    }
+    return true;
+}
+
+/* Engine blocks that a Promote leaves alone, from each tier, in one piece and by groups of layers:
+ * the others come, the bytes of these stay, and only what was written is counted. */
+static void test_left_alone(void)
+{
+    static const uint32_t left_alone[8] = {0, 1, 2, 3, 3, 0, 2, 1};
+    struct world_config config = plain;
+    struct client client;
+    struct world world;
+    struct call call;
+
+    config.has_window = true;
+    for (uint32_t round = 0; round < 6; round++) {
+        bool has_l1 = round / 2 == 1, is_from_l3 = round / 2 == 2;
+        struct kvt_ans_promote *ans = &call.op.ans.promote;
+        struct kvt_handle lease;
+
+        config.l1_bytes = has_l1 ? 256u << 10 : 0;
+        world_init(&world, &config);
+        call_init(&call, &world);
+        client_attach(&client, &world, &call, 1, true, 0);
+        store_prompt(&call, &client, 0x101, 8);
+        lease = world_lookup(&call, &client, 0x101, 8, true);
+        if (is_from_l3) {
+            call_begin(&call, KVT_OP_DEMOTE);
+            call.op.req.demote = (struct kvt_req_demote){.session = client.session,
+                                                         .lease = lease,
+                                                         .is_between_tiers = true,
+                                                         .from_tiers = KVT_TIER_BIT_L2,
+                                                         .to_tier = KVT_TIER_BIT_L3};
+            call_run(&call);
+            CHECK_CODE(&call.op, KVT_CODE_OK);
+        }
+        for (uint32_t i = 0; i < 2 * 8; i++)
+            client_scribble(&client, i / 8, 16 + i % 8, 0xee);
+        world_promote(&call, &client, lease, 0, 8, 16);
+        call.op.req.promote.layer_groups = round % 2 == 0 ? 0 : 2;
+        for (uint32_t i = 0; i < 2 * 8; i++)
+            world_leave_alone(&call.op.req.promote.moves[i / 8], i % 8, left_alone[i % 8]);
+        call_run(&call);
+        CHECK_CODE(&call.op, KVT_CODE_OK);
+        CHECK(all_are(&ans->moves, 0, KVT_MOVE_DONE) && all_are(&ans->moves, 1, KVT_MOVE_DONE));
+        /* What was being written to L3 already when it was told to move there stays in L2, too. */
+        CHECK(ans->moved_blocks_from[has_l1 ? 0 : is_from_l3 ? 2 : 1] >= (is_from_l3 ? 8 : 16));
+        CHECK(ans->moved_bytes == 8 * (4096 + 2048) / 2); /* 8 of 16 engine blocks */
+        CHECK(holds_or_was_left(&client, 16, left_alone));
+        client_detach(&client, &call);
+        world_settle(&world);
+        client_unmap(&client);
+        call_deinit(&call);
+        world_deinit(&world);
+    }
+}
+
+/* A payload that is stored must be whole. */
+static void test_demote_leaves_nothing(struct call *call, struct client *client)
+{
+    struct kvt_handle ticket = world_reserve(call, client, 0x800, 2);
+
+    world_demote(call, client, ticket, 0, 2, 0);
+    world_leave_alone(&call->op.req.demote.moves[0], 1, 1);
+    call_run(call);
+    CHECK_CODE(&call->op, KVT_CODE_INVALID_ARGUMENT);
+    CHECK(strstr(call->op.message, "moves.engine_blocks") != NULL);
+    call_begin(call, KVT_OP_RELEASE);
+    call->op.req.release.session = client->session;
+    call->op.req.release.ticket = ticket;
+    call_run(call);
+    CHECK_CODE(&call->op, KVT_CODE_OK);
+}
+
 /* vllm-15: nothing to move is answered at once. */
 static void test_zero_moves(struct call *call, struct client *client)
 {
@@ -235,6 +318,7 @@ int main(void)
     struct call call;
 
     test_round_trip();
+    test_left_alone();
     world_init(&world, &plain);
     call_init(&call, &world);
     client_attach(&client, &world, &call, 1, true, 0);
@@ -242,6 +326,7 @@ int main(void)
     store_prompt(&call, &client, 0x101, 8);
     test_zero_moves(&call, &client);
     test_tags(&call, &client);
+    test_demote_leaves_nothing(&call, &client);
     test_handles(&call, &client, &other);
     test_lease_limit(&call, &client);
     test_admin(&call, &client);

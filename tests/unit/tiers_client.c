@@ -143,13 +143,16 @@ static void test_layout_lies(void **state)
 #undef EXPECT
 }
 
-/* Payload byte @at is which byte of client memory? By the definition in the header. */
+/* Payload byte @at is which byte of client memory? By the definition in the header. NULL: it is not
+ * written. */
 static uint8_t *oracle_byte(const struct kvt_client_view *view, uint64_t at)
 {
     for (uint32_t p = 0; p < view->layout->pieces_count; p++) {
         const struct kvt_layout_piece *piece = &view->layout->pieces[p];
 
         for (uint32_t b = 0; b < view->layout->engine_blocks_per_block; b++) {
+            if (at < piece->bytes && view->engine_blocks[b] == KVT_ENGINE_BLOCK_NONE)
+                return NULL;
             if (at < piece->bytes)
                 return piece->base + view->engine_blocks[b] * piece->stride_bytes + at;
             at -= piece->bytes;
@@ -232,6 +235,65 @@ static void test_copy_shapes(void **state)
     }
 }
 
+/* Every choice of blocks that are left alone, for all pieces and for each group of one: what is
+ * written has its byte of the whole payload, everything else is as it was. */
+static void scatter_check(const struct kvt_client_view *view, uint8_t *memory, size_t memory_bytes,
+                          const uint8_t *payload)
+{
+    uint64_t from = payload_bytes_until(view->layout, view->first_piece);
+    uint64_t until = payload_bytes_until(view->layout, view->end_piece), written = 0;
+
+    memset(memory, 0xee, memory_bytes);
+    assert_int_equal(kvt_client_scatter(view, payload), 0);
+    for (uint64_t at = from; at < until; at++) {
+        uint8_t *byte = oracle_byte(view, at);
+
+        if (byte == NULL)
+            continue;
+        if (*byte != payload[at])
+            fail_msg("payload byte %llu arrived as another", (unsigned long long)at);
+        *byte = 0xee;
+        written++;
+    }
+    for (size_t i = 0; i < memory_bytes; i++)
+        if (memory[i] != 0xee)
+            fail_msg("byte %zu was written", i);
+    assert_int_equal(written, kvt_client_view_bytes(view));
+}
+
+static void test_blocks_left_alone(void **state)
+{
+    static uint8_t memory[16 * 3 * 264], payload[4 * 3 * 256];
+    struct kvt_region region = {.base = memory, .bytes = sizeof(memory)};
+    struct kvt_layout_piece pieces[3];
+    struct kvt_layout layout = {.pieces_count = 3, .engine_blocks_per_block = 4, .pieces = pieces};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(payload); i++)
+        payload[i] = (uint8_t)(i * 7 % 233);       /* never 0xee */
+    for (uint32_t shape = 0; shape < 2; shape++) { /* dense by piece; by block, with gaps */
+        for (uint32_t p = 0; p < 3; p++)
+            pieces[p] = (struct kvt_layout_piece){.bytes = 256,
+                                                  .offset_bytes = shape == 0 ? p * 4096 : p * 264,
+                                                  .stride_bytes = shape == 0 ? 256 : 3 * 264};
+        assert_int_equal(kvt_layout_resolve(&layout, &region, 1, sizeof(payload)), 0);
+        for (uint32_t mask = 0; mask < 16; mask++) {
+            uint64_t ids[4];
+            struct kvt_client_view view = {.layout = &layout, .engine_blocks = ids};
+
+            for (uint32_t b = 0; b < 4; b++)
+                ids[b] = (mask >> b & 1) != 0 ? KVT_ENGINE_BLOCK_NONE : 5 + b;
+            view.end_piece = 3;
+            scatter_check(&view, memory, sizeof(memory), payload);
+            for (uint32_t p = 0; p < 3; p++) {
+                view.first_piece = p;
+                view.end_piece = p + 1;
+                scatter_check(&view, memory, sizeof(memory), payload);
+            }
+        }
+    }
+}
+
 static void test_hole_under_copy(void **state)
 {
     struct kvt_region region = {0};
@@ -295,9 +357,10 @@ static void test_guard_lets_bugs_die(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_region_results),  cmocka_unit_test(test_region_hugetlb),
-        cmocka_unit_test(test_layout_lies),     cmocka_unit_test(test_copy_shapes),
-        cmocka_unit_test(test_hole_under_copy), cmocka_unit_test(test_guard_lets_bugs_die),
+        cmocka_unit_test(test_region_results),      cmocka_unit_test(test_region_hugetlb),
+        cmocka_unit_test(test_layout_lies),         cmocka_unit_test(test_copy_shapes),
+        cmocka_unit_test(test_blocks_left_alone),   cmocka_unit_test(test_hole_under_copy),
+        cmocka_unit_test(test_guard_lets_bugs_die),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
