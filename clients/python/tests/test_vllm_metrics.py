@@ -1,5 +1,6 @@
 """The connector's statistics: counted, merged, carried, shown. No vLLM needed, save for the last
 part, which hands them to vLLM's own logger and Prometheus registry."""
+
 from __future__ import annotations
 
 import json
@@ -37,8 +38,9 @@ class Family:
 
     made: ClassVar[dict[str, Family]] = {}
 
-    def __init__(self, name: str, documentation: str, labelnames: list[str],
-                 **options: Any) -> None:
+    def __init__(
+        self, name: str, documentation: str, labelnames: list[str], **options: Any
+    ) -> None:
         self.documentation, self.labelnames, self.options = documentation, labelnames, options
         self.series: dict[tuple[object, ...], Series] = {}
         Family.made[name] = self
@@ -76,15 +78,18 @@ def test_new_stats_are_empty_and_not_worth_a_message() -> None:
     assert stats.take() is None
 
 
-@pytest.mark.parametrize("count", [
-    lambda s: s.observe_lookup(0.0, 0, 0, "miss"),
-    lambda s: s.observe_load(0.0, 0, False),
-    lambda s: s.observe_store(0.0, 0, True),
-    lambda s: s.count_skipped("error"),
-    lambda s: s.set_attached("scheduler", False),
-    lambda s: s.set_breaker_open(False),
-    lambda s: s.set_inflight(0, 0),
-])
+@pytest.mark.parametrize(
+    "count",
+    [
+        lambda s: s.observe_lookup(0.0, 0, 0, "miss"),
+        lambda s: s.observe_load(0.0, 0, False),
+        lambda s: s.observe_store(0.0, 0, True),
+        lambda s: s.count_skipped("error"),
+        lambda s: s.set_attached("scheduler", False),
+        lambda s: s.set_breaker_open(False),
+        lambda s: s.set_inflight(0, 0),
+    ],
+)
 def test_any_event_is_worth_a_message(count: Any) -> None:
     stats = KvtierStats()
     count(stats)
@@ -203,7 +208,8 @@ def test_attached_means_all_ranks_even_when_one_alone_reports(prom: KvtierPromMe
 
 
 def test_names_say_their_units_and_gauges_work_in_several_processes(
-        prom: KvtierPromMetrics) -> None:
+    prom: KvtierPromMetrics,
+) -> None:
     for name, family in Family.made.items():
         assert name.startswith("vllm:kvtierd_")
         assert family.documentation.endswith(".")
@@ -226,7 +232,8 @@ def test_vllms_own_classes_show_it() -> None:
     prom.observe(stats.to_dict(), 1)
     page = prometheus.generate_latest().decode()
     assert 'vllm:kvtierd_hit_tokens_total{engine="1",model_name="tiny"} 960.0' in page
-    assert ('vllm:kvtierd_stores_skipped_total{engine="0",model_name="tiny",'
-            'reason="no_ticket"} 0.0') in page
+    assert (
+        'vllm:kvtierd_stores_skipped_total{engine="0",model_name="tiny",reason="no_ticket"} 0.0'
+    ) in page
     assert 'vllm:kvtierd_lookup_seconds_count{engine="1",model_name="tiny"} 1.0' in page
     assert 'vllm:kvtierd_attached{engine="1",model_name="tiny",role="worker"} 1.0' in page

@@ -54,6 +54,17 @@ class _StandInResults:
     failed_recving: set[str] = field(default_factory=set)
 
 
+@dataclass
+class _StandInStats:
+    """Numbers of one role since it was last asked."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers as plain data, not a copy of them."""
+        return self.data
+
+
 class _StandInHMA:
     """Says that a connector knows several cache groups."""
 
@@ -88,12 +99,14 @@ class _StandInConnector:
 
 
 _BASE = _module("vllm.distributed.kv_transfer.kv_connector.v1.base")
+_METRICS = _module("vllm.distributed.kv_transfer.kv_connector.v1.metrics")
 
 if TYPE_CHECKING:
     KVConnectorMetadata = _StandInMetadata
     KVConnectorWorkerMetadata = _StandInWorkerMetadata
     KVConnectorRole = _StandInRole
     KVConnectorTransferResults = _StandInResults
+    KVConnectorStats = _StandInStats
     SupportsHMA = _StandInHMA
     KVConnectorBase_V1 = _StandInConnector
 else:
@@ -101,6 +114,7 @@ else:
     KVConnectorWorkerMetadata = getattr(_BASE, "KVConnectorWorkerMetadata", _StandInWorkerMetadata)
     KVConnectorRole = getattr(_BASE, "KVConnectorRole", _StandInRole)
     KVConnectorTransferResults = getattr(_BASE, "KVConnectorTransferResults", _StandInResults)
+    KVConnectorStats = getattr(_METRICS, "KVConnectorStats", _StandInStats)
     SupportsHMA = getattr(_BASE, "SupportsHMA", _StandInHMA)
     KVConnectorBase_V1 = getattr(_BASE, "KVConnectorBase_V1", _StandInConnector)
 

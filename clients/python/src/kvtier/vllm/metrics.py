@@ -18,32 +18,14 @@ ranks may have something to report in a step; the front end remembers the others
 Units are in the names. Nothing here is safe for several threads: a stats object belongs to the
 thread that runs the engine's step, and callbacks of transfers hand their results to it.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-
-@dataclass
-class _PlainStats:
-    """What vLLM's KVConnectorStats is, for a place without vLLM."""
-
-    data: dict[str, Any] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The numbers as plain data, not a copy of them."""
-        return self.data
-
-
-if TYPE_CHECKING:
-    KVConnectorStats = _PlainStats
-else:
-    try:
-        # MultiConnector tells the objects of its children by this class.
-        from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
-    except ModuleNotFoundError:
-        KVConnectorStats = _PlainStats
+from kvtier.vllm._compat import KVConnectorStats
 
 SAMPLES_MAX = 4096
 """Durations kept of one kind between two take(); further ones are only counted."""
@@ -58,15 +40,14 @@ DIRECTIONS = ("load", "store")
 RESULTS = ("ok", "failed")
 ROLES = ("scheduler", "worker")
 
-_SECONDS_BUCKETS = [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
-                    0.5, 1.0, 2.5, 5.0, 10.0, 30.0]
+# 0.1 ms to 50 s, three a decade.
+_SECONDS_BUCKETS = [step * 10.0**power for power in range(-4, 2) for step in (1, 2, 5)]
 
 
 @dataclass(frozen=True)
 class _Metric:
-    """One family in vLLM's endpoint: how it is called, and the labels it starts with at 0."""
+    """One family in vLLM's endpoint, and the labels that it starts with at 0."""
 
-    name: str
     help: str
     labels: tuple[str, ...] = ()
     initial: tuple[tuple[str, ...], ...] = ((),)
@@ -78,35 +59,43 @@ def _of(values: Sequence[str]) -> tuple[tuple[str, ...], ...]:
 
 _COUNTERS = {
     "lookups": _Metric(
-        "lookups", "Lookups of requests' prefixes in kvtierd, by what became of them.",
-        ("outcome",), _of(LOOKUP_OUTCOMES)),
+        "Lookups of requests' prefixes in kvtierd, by what became of them.",
+        ("outcome",),
+        _of(LOOKUP_OUTCOMES),
+    ),
     "asked_tokens": _Metric(
-        "asked_tokens", "Prompt tokens that kvtierd was asked for, beyond the engine's own hits."),
-    "hit_tokens": _Metric(
-        "hit_tokens", "Prompt tokens that kvtierd had, of those it was asked for."),
+        "Prompt tokens that kvtierd was asked for, beyond the engine's own hits."
+    ),
+    "hit_tokens": _Metric("Prompt tokens that kvtierd had, of those it was asked for."),
     "transfers": _Metric(
-        "transfers", "Loads and stores that ended, one a rank, by how they ended.",
-        ("direction", "result"), tuple((d, r) for d in DIRECTIONS for r in RESULTS)),
+        "Loads and stores that ended, one a rank, by how they ended.",
+        ("direction", "result"),
+        tuple((d, r) for d in DIRECTIONS for r in RESULTS),
+    ),
     "transfer_bytes": _Metric(
-        "transfer_bytes", "KV bytes moved between the engine and kvtierd, all ranks together.",
-        ("direction",), _of(DIRECTIONS)),
+        "KV bytes moved between the engine and kvtierd, all ranks together.",
+        ("direction",),
+        _of(DIRECTIONS),
+    ),
     "stores_skipped": _Metric(
-        "stores_skipped", "Stores that the policy wanted and that were not begun, by reason.",
-        ("reason",), _of(SKIP_REASONS)),
+        "Stores that the policy wanted and that were not begun, by reason.",
+        ("reason",),
+        _of(SKIP_REASONS),
+    ),
 }
 _HISTOGRAMS = {
-    "lookup_seconds": _Metric("lookup_seconds", "Time the scheduler waited for a lookup."),
-    "load_seconds": _Metric("load_seconds", "Time from a load's begin until it ended, a rank."),
-    "store_seconds": _Metric("store_seconds", "Time from a store's begin until it ended, a rank."),
+    "lookup_seconds": _Metric("Time the scheduler waited for a lookup."),
+    "load_seconds": _Metric("Time from a load's begin until it ended, a rank."),
+    "store_seconds": _Metric("Time from a store's begin until it ended, a rank."),
 }
 _GAUGES = {
     "attached": _Metric(
-        "attached", "1 while every session of this role is attached to kvtierd, else 0.",
-        ("role",), _of(ROLES)),
-    "breaker_open": _Metric(
-        "breaker_open", "1 while lookups are not sent because kvtierd did not answer."),
-    "jobs_in_flight": _Metric(
-        "jobs_in_flight", "Loads and stores under way.", ("direction",), _of(DIRECTIONS)),
+        "1 while every session of this role is attached to kvtierd, else 0.",
+        ("role",),
+        _of(ROLES),
+    ),
+    "breaker_open": _Metric("1 while lookups are not sent because kvtierd did not answer."),
+    "jobs_in_flight": _Metric("Loads and stores under way.", ("direction",), _of(DIRECTIONS)),
 }
 _WORST_IS_LEAST = frozenset({"attached"})
 _LABEL_SEPARATOR = ","
@@ -157,8 +146,9 @@ class KvtierStats(KVConnectorStats):
 
     # Counting ------------------------------------------------------------------------------------
 
-    def observe_lookup(self, seconds: float, hit_tokens: int, asked_tokens: int,
-                       outcome: str) -> None:
+    def observe_lookup(
+        self, seconds: float, hit_tokens: int, asked_tokens: int, outcome: str
+    ) -> None:
         """One lookup of a request: the time the scheduler waited, how many tokens beyond the
         engine's own hit were found and could have been. `outcome` is one of LOOKUP_OUTCOMES."""
         self._count("lookups", 1, outcome)
@@ -207,8 +197,8 @@ class KvtierStats(KVConnectorStats):
             samples.append(seconds)
 
     def _set(self, name: str, value: int, *label_values: str, source: str = "") -> None:
-        self.data["gauges"].setdefault(name, {}).setdefault(_label(*label_values), {})[
-            source] = value
+        by_label = self.data["gauges"].setdefault(name, {})
+        by_label.setdefault(_label(*label_values), {})[source] = value
 
     # Merging and reading -------------------------------------------------------------------------
 
@@ -219,7 +209,7 @@ class KvtierStats(KVConnectorStats):
                 self._count(name, amount, *_label_values(label))
         for name, samples in other.data["samples"].items():
             kept = self.data["samples"].setdefault(name, [])
-            kept.extend(samples[:SAMPLES_MAX - len(kept)])
+            kept.extend(samples[: SAMPLES_MAX - len(kept)])
         for name, by_label in other.data["gauges"].items():
             labels = self.data["gauges"].setdefault(name, {})
             for label, by_source in by_label.items():
@@ -258,19 +248,22 @@ class KvtierStats(KVConnectorStats):
         }
 
     def _failed_lookups(self) -> int:
-        return self.counter("lookups") - sum(self.counter("lookups", outcome)
-                                             for outcome in ("hit", "miss"))
+        return self.counter("lookups") - sum(
+            self.counter("lookups", outcome) for outcome in ("hit", "miss")
+        )
 
 
 def log_line(stats: KvtierStats) -> str:
     """The same figures in words, for a log that is not vLLM's."""
     figures = stats.reduce()
-    return (f"hit rate {figures['Hit rate (%)']} % ({figures['Hit tokens']} of "
-            f"{figures['Asked tokens']} tokens, {figures['Lookups']} lookups of "
-            f"{figures['Avg lookup (ms)']} ms, {figures['Lookups failed']} failed), "
-            f"loaded {figures['Loaded (MiB)']} MiB ({figures['Loads failed']} failed), "
-            f"stored {figures['Stored (MiB)']} MiB ({figures['Stores failed']} failed, "
-            f"{figures['Stores skipped']} skipped)")
+    return (
+        f"hit rate {figures['Hit rate (%)']} % ({figures['Hit tokens']} of "
+        f"{figures['Asked tokens']} tokens, {figures['Lookups']} lookups of "
+        f"{figures['Avg lookup (ms)']} ms, {figures['Lookups failed']} failed), "
+        f"loaded {figures['Loaded (MiB)']} MiB ({figures['Loads failed']} failed), "
+        f"stored {figures['Stored (MiB)']} MiB ({figures['Stores failed']} failed, "
+        f"{figures['Stores skipped']} skipped)"
+    )
 
 
 def _mean_ms(seconds: Sequence[float]) -> float:
@@ -291,8 +284,12 @@ class KvtierPromMetrics:
     increment.
     """
 
-    def __init__(self, metric_types: Mapping[type, type], labelnames: Sequence[str],
-                 per_engine_labelvalues: Mapping[int, Sequence[object]]) -> None:
+    def __init__(
+        self,
+        metric_types: Mapping[type, type],
+        labelnames: Sequence[str],
+        per_engine_labelvalues: Mapping[int, Sequence[object]],
+    ) -> None:
         """`metric_types` maps prometheus_client's classes Counter, Gauge and Histogram to those to
         use. They are told by name: prometheus_client is vLLM's dependency, not kvtier's."""
         kinds = {known.__name__: kind for known, kind in metric_types.items()}
@@ -304,12 +301,20 @@ class KvtierPromMetrics:
         self._make(_GAUGES, kinds["Gauge"], labelnames, {"multiprocess_mode": "mostrecent"})
         self._make(_HISTOGRAMS, kinds["Histogram"], labelnames, {"buckets": _SECONDS_BUCKETS})
 
-    def _make(self, metrics: Mapping[str, _Metric], kind: type, labelnames: Sequence[str],
-              options: Mapping[str, Any]) -> None:
+    def _make(
+        self,
+        metrics: Mapping[str, _Metric],
+        kind: type,
+        labelnames: Sequence[str],
+        options: Mapping[str, Any],
+    ) -> None:
         for key, metric in metrics.items():
             self._families[key] = kind(
-                name=f"vllm:kvtierd_{metric.name}", documentation=metric.help,
-                labelnames=[*labelnames, *metric.labels], **options)
+                name=f"vllm:kvtierd_{key}",
+                documentation=metric.help,
+                labelnames=[*labelnames, *metric.labels],
+                **options,
+            )
             for index in self._engines:
                 for values in metric.initial:
                     self._child(index, key, _label(*values))
@@ -344,8 +349,10 @@ def build_stats(data: Mapping[str, Any] | None) -> KvtierStats:
     return KvtierStats() if data is None else KvtierStats.from_dict(data)
 
 
-def build_prom_metrics(metric_types: Mapping[type, type], labelnames: Sequence[str],
-                       per_engine_labelvalues: Mapping[int, Sequence[object]]
-                       ) -> KvtierPromMetrics:
+def build_prom_metrics(
+    metric_types: Mapping[type, type],
+    labelnames: Sequence[str],
+    per_engine_labelvalues: Mapping[int, Sequence[object]],
+) -> KvtierPromMetrics:
     """For `KvtierConnector.build_prom_metrics`."""
     return KvtierPromMetrics(metric_types, labelnames, per_engine_labelvalues)
