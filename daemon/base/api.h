@@ -111,11 +111,22 @@ struct kvt_ans_open_namespace {
 
 #define KVT_RANK_NONE UINT32_MAX /* a scheduler without a rank of its own */
 
+enum kvt_region_kind {
+    KVT_REGION_MEMFD = 0,
+    KVT_REGION_INLINE = 1,   /* bytes come in Promote/Demote messages */
+    KVT_REGION_CUDA_IPC = 2, /* memory of a GPU, by the handle of its allocation */
+};
+
 struct kvt_api_region {
-    bool is_inline; /* bytes come in Promote/Demote messages */
+    enum kvt_region_kind kind;
     uint64_t bytes;
     uint8_t token[KVT_REGION_TOKEN_BYTES]; /* memfd: what the region socket answered */
     void *mapping; /* memfd: what the service's region_open made of it; set by the server */
+    struct {
+        uint8_t handle[KVT_CUDA_IPC_HANDLE_BYTES]; /* of the whole allocation */
+        uint64_t offset_bytes;                     /* of the region in the allocation */
+        uint8_t device_uuid[KVT_CUDA_UUID_BYTES];
+    } cuda_ipc;
 };
 
 struct kvt_api_piece {

@@ -473,6 +473,8 @@ struct eng_session *eng_session_at(struct kvt_engine *engine, uint32_t idx, uint
 void eng_sessions_tell_epoch(struct kvt_engine *engine, const struct eng_ns *ns);
 int eng_region_open(void *ctx, int memfd, uint64_t bytes, void **ret_mapping, const char **ret_why);
 void eng_region_close(void *ctx, void *mapping);
+/* The mapping that an Attach brought for @region; NULL: none. */
+struct eng_region *eng_region_of(const struct kvt_api_region *region);
 void eng_region_put(struct kvt_engine *engine, struct eng_region *region);
 KVT_MUST_USE int eng_janitor_start(struct kvt_engine *engine);
 void eng_janitor_stop(struct kvt_engine *engine);

@@ -52,6 +52,11 @@ void eng_region_close(void *ctx, void *mapping)
     kvt_free(region);
 }
 
+struct eng_region *eng_region_of(const struct kvt_api_region *region)
+{
+    return region->kind == KVT_REGION_MEMFD ? region->mapping : NULL;
+}
+
 void eng_region_put(struct kvt_engine *engine, struct eng_region *region)
 {
     if (region == NULL)

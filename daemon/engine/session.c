@@ -112,13 +112,29 @@ static void take_regions(struct eng_session *session, const struct kvt_req_attac
 {
     session->regions_count = KVT_MIN(req->regions_count, KVT_REGIONS_PER_SESSION_MAX);
     for (uint32_t i = 0; i < session->regions_count; i++) {
-        struct eng_region *mapping = req->regions[i].is_inline ? NULL : req->regions[i].mapping;
+        struct eng_region *mapping = eng_region_of(&req->regions[i]);
 
         session->mappings[i] = mapping;
         if (mapping != NULL)
             session->regions[i] = mapping->region;
         session->regions[i].is_mapped = false; /* the mapping closes it */
     }
+}
+
+static bool regions_are_usable(struct kvt_op *op)
+{
+    const struct kvt_req_attach *req = &op->req.attach;
+
+    for (uint32_t i = 0; i < req->regions_count; i++) {
+        if (req->regions[i].kind != KVT_REGION_CUDA_IPC)
+            continue;
+        kvt_op_fail(op, KVT_CODE_FAILED_PRECONDITION,
+                    "regions[%u].cuda_ipc: this daemon has no CUDA device: register a memfd "
+                    "(staging) instead",
+                    i);
+        return false;
+    }
+    return true;
 }
 
 static bool inline_layout(struct kvt_op *op, struct eng_layout *to,
@@ -157,7 +173,7 @@ static bool take_layout(struct kvt_op *op, struct eng_session *session,
                         piece->region_idx, session->regions_count);
             return false;
         }
-        inline_count += req->regions[piece->region_idx].is_inline;
+        inline_count += req->regions[piece->region_idx].kind == KVT_REGION_INLINE;
         pieces[i] = (struct kvt_layout_piece){.region_idx = piece->region_idx,
                                               .bytes = piece->bytes,
                                               .offset_bytes = piece->offset_bytes,
@@ -273,7 +289,7 @@ void eng_op_attach(struct kvt_engine *engine, struct kvt_op *op)
 
     if (session == NULL) {
         for (uint32_t i = 0; i < req->regions_count; i++)
-            eng_region_put(engine, req->regions[i].is_inline ? NULL : req->regions[i].mapping);
+            eng_region_put(engine, eng_region_of(&req->regions[i]));
         kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED, "no memory for another session");
         return;
     }
@@ -285,7 +301,7 @@ void eng_op_attach(struct kvt_engine *engine, struct kvt_op *op)
                                     .sink = req->sink};
     kvt_list_init(&session->runs);
     take_regions(session, req);
-    if (op->code == KVT_CODE_OK)
+    if (regions_are_usable(op))
         session->ns = eng_ns_of(engine, op, &req->ns);
     if (session->ns == NULL || !attach_is_valid(op, session->ns) ||
         !take_layouts(engine, op, session) || !place(engine, op, session)) {

@@ -61,10 +61,8 @@ static void refuse(struct kvt_engine *engine, struct kvt_op *op, enum kvt_code c
                    const char *text)
 {
     if (op->kind == KVT_OP_ATTACH) {
-        for (uint32_t i = 0; i < op->req.attach.regions_count; i++) {
-            if (!op->req.attach.regions[i].is_inline)
-                eng_region_put(engine, op->req.attach.regions[i].mapping);
-        }
+        for (uint32_t i = 0; i < op->req.attach.regions_count; i++)
+            eng_region_put(engine, eng_region_of(&op->req.attach.regions[i]));
     }
     kvt_op_fail(op, code, "%s", text);
     eng_answer(engine, op);

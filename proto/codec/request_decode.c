@@ -63,6 +63,20 @@ static int decode_open_namespace(struct kvt_op *op, const uint8_t *at, size_t by
     return take_tags(op, in);
 }
 
+static int take_cuda_ipc(struct kvt_op *op, const Kvtier__V1__CudaIpc *in,
+                         struct kvt_api_region *ret_region)
+{
+    KVT_CODEC_TRY(kvt_codec_take_fixed(op, &in->handle, "regions.cuda_ipc.handle",
+                                       KVT_CUDA_IPC_HANDLE_BYTES, ret_region->cuda_ipc.handle));
+    KVT_CODEC_TRY(kvt_codec_take_fixed(op, &in->device_uuid, "regions.cuda_ipc.device_uuid",
+                                       KVT_CUDA_UUID_BYTES, ret_region->cuda_ipc.device_uuid));
+    KVT_CODEC_TRY(kvt_codec_take_count(op, in->offset_bytes, "regions.cuda_ipc.offset_bytes", 0,
+                                       KVT_CODEC_REGION_BYTES_MAX - ret_region->bytes));
+    ret_region->cuda_ipc.offset_bytes = in->offset_bytes;
+    ret_region->kind = KVT_REGION_CUDA_IPC;
+    return 0;
+}
+
 static int take_region(struct kvt_op *op, const Kvtier__V1__Region *in,
                        struct kvt_api_region *ret_region)
 {
@@ -71,15 +85,18 @@ static int take_region(struct kvt_op *op, const Kvtier__V1__Region *in,
     ret_region->bytes = in->bytes;
     switch (in->kind_case) {
     case KVTIER__V1__REGION__KIND_MEMFD_TOKEN:
+        ret_region->kind = KVT_REGION_MEMFD;
         return kvt_codec_take_fixed(op, &in->memfd_token, "regions.memfd_token",
                                     KVT_REGION_TOKEN_BYTES, ret_region->token);
     case KVTIER__V1__REGION__KIND_IS_INLINE:
         if (!in->is_inline)
             return kvt_codec_bad(op, "regions.is_inline: must be true if set");
-        ret_region->is_inline = true;
+        ret_region->kind = KVT_REGION_INLINE;
         return 0;
+    case KVTIER__V1__REGION__KIND_CUDA_IPC:
+        return take_cuda_ipc(op, in->cuda_ipc, ret_region);
     default:
-        return kvt_codec_bad(op, "regions: neither memfd_token nor is_inline is set");
+        return kvt_codec_bad(op, "regions: none of memfd_token, is_inline and cuda_ipc is set");
     }
 }
 

@@ -75,6 +75,46 @@ static bool put_layouts(struct kvt_op *op, Kvtier__V1__AttachRequest *out)
     return true;
 }
 
+static Kvtier__V1__CudaIpc *put_cuda_ipc(struct kvt_op *op, const struct kvt_api_region *region)
+{
+    Kvtier__V1__CudaIpc *view = kvt_arena_alloc(op->arena, sizeof(*view));
+
+    if (view == NULL)
+        return NULL;
+    kvtier__v1__cuda_ipc__init(view);
+    view->handle = kvt_codec_put_bytes(region->cuda_ipc.handle, KVT_CUDA_IPC_HANDLE_BYTES);
+    view->offset_bytes = region->cuda_ipc.offset_bytes;
+    view->device_uuid = kvt_codec_put_bytes(region->cuda_ipc.device_uuid, KVT_CUDA_UUID_BYTES);
+    return view;
+}
+
+static Kvtier__V1__Region *put_region(struct kvt_op *op, const struct kvt_api_region *region)
+{
+    Kvtier__V1__Region *view = kvt_arena_alloc(op->arena, sizeof(*view));
+
+    if (view == NULL)
+        return NULL;
+    kvtier__v1__region__init(view);
+    view->bytes = region->bytes;
+    switch (region->kind) {
+    case KVT_REGION_MEMFD:
+        view->kind_case = KVTIER__V1__REGION__KIND_MEMFD_TOKEN;
+        view->memfd_token = kvt_codec_put_bytes(region->token, KVT_REGION_TOKEN_BYTES);
+        break;
+    case KVT_REGION_INLINE:
+        view->kind_case = KVTIER__V1__REGION__KIND_IS_INLINE;
+        view->is_inline = true;
+        break;
+    case KVT_REGION_CUDA_IPC:
+        view->kind_case = KVTIER__V1__REGION__KIND_CUDA_IPC;
+        view->cuda_ipc = put_cuda_ipc(op, region);
+        if (view->cuda_ipc == NULL)
+            return NULL;
+        break;
+    }
+    return view;
+}
+
 static ProtobufCMessage *encode_attach(struct kvt_op *op)
 {
     const struct kvt_req_attach *req = &op->req.attach;
@@ -96,20 +136,9 @@ static ProtobufCMessage *encode_attach(struct kvt_op *op)
         return NULL;
     out->n_regions = req->regions_count;
     for (uint32_t i = 0; i < req->regions_count; i++) {
-        Kvtier__V1__Region *view = kvt_arena_alloc(op->arena, sizeof(*view));
-
-        if (view == NULL)
+        out->regions[i] = put_region(op, &req->regions[i]);
+        if (out->regions[i] == NULL)
             return NULL;
-        kvtier__v1__region__init(view);
-        view->bytes = req->regions[i].bytes;
-        if (req->regions[i].is_inline) {
-            view->kind_case = KVTIER__V1__REGION__KIND_IS_INLINE;
-            view->is_inline = true;
-        } else {
-            view->kind_case = KVTIER__V1__REGION__KIND_MEMFD_TOKEN;
-            view->memfd_token = kvt_codec_put_bytes(req->regions[i].token, KVT_REGION_TOKEN_BYTES);
-        }
-        out->regions[i] = view;
     }
     return put_layouts(op, out) ? &out->base : NULL;
 }

@@ -75,7 +75,7 @@ int kvt_sink_prepare(struct kvt_call *call, struct kvt_op *op)
     for (uint32_t i = 0; i < req->regions_count; i++) {
         struct kvt_api_region *region = &req->regions[i];
 
-        if (region->is_inline)
+        if (region->kind != KVT_REGION_MEMFD)
             continue;
         region->mapping =
             kvt_region_claim(call->server, region->token, call->peer.uid, region->bytes);

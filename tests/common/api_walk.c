@@ -88,7 +88,24 @@ static void walk_layouts(struct api_walk *walk, struct kvt_req_attach *req)
     }
 }
 
-/* Regions are inline here: memfds have tests of their own. */
+/* Of any kind but memfd where it fills: their tokens come from a region socket. */
+static void walk_region(struct api_walk *walk, struct kvt_api_region *region)
+{
+    walk_u64(walk, "region.bytes", &region->bytes, 1, 1ull << 46);
+    if (walk->is_filling)
+        region->kind = walk_pick(walk, 0, 1) == 0 ? KVT_REGION_INLINE : KVT_REGION_CUDA_IPC;
+    else
+        walk_note(walk, "region.kind", &region->kind, sizeof(region->kind));
+    if (region->kind == KVT_REGION_MEMFD)
+        walk_raw(walk, "region.token", region->token, KVT_REGION_TOKEN_BYTES);
+    if (region->kind != KVT_REGION_CUDA_IPC)
+        return;
+    walk_raw(walk, "cuda_ipc.handle", region->cuda_ipc.handle, KVT_CUDA_IPC_HANDLE_BYTES);
+    walk_u64(walk, "cuda_ipc.offset_bytes", &region->cuda_ipc.offset_bytes, 0,
+             (1ull << 46) - region->bytes);
+    walk_raw(walk, "cuda_ipc.device_uuid", region->cuda_ipc.device_uuid, KVT_CUDA_UUID_BYTES);
+}
+
 static void walk_attach(struct api_walk *walk, struct kvt_req_attach *req)
 {
     walk_handle(walk, "ns", &req->ns);
@@ -100,13 +117,8 @@ static void walk_attach(struct api_walk *walk, struct kvt_req_attach *req)
     U32("api_version", &req->api_version);
     walk_text(walk, "name", &req->name, KVT_MODEL_TEXT_BYTES_MAX);
     walk_u32(walk, "regions_count", &req->regions_count, 0, KVT_REGIONS_PER_SESSION_MAX);
-    for (uint32_t i = 0; i < req->regions_count; i++) {
-        walk_u64(walk, "region.bytes", &req->regions[i].bytes, 1, 1ull << 46);
-        if (walk->is_filling)
-            req->regions[i].is_inline = true;
-        else
-            walk_note(walk, "region.is_inline", &req->regions[i].is_inline, 1);
-    }
+    for (uint32_t i = 0; i < req->regions_count; i++)
+        walk_region(walk, &req->regions[i]);
     walk_layouts(walk, req);
 }
 

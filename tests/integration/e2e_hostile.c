@@ -103,6 +103,7 @@ enum lie {
     LIE_BYTES,
     LIE_RANK,
     LIE_NAMESPACE,
+    LIE_CUDA, /* or the truth, but there is no GPU */
     LIES
 };
 
@@ -134,6 +135,9 @@ static void tell(struct kvt_op *op, enum lie lie)
     case LIE_NAMESPACE:
         req->ns.secret ^= 1;
         break;
+    case LIE_CUDA:
+        req->regions[0].kind = KVT_REGION_CUDA_IPC;
+        break;
     case LIES:
         break;
     }
@@ -159,6 +163,8 @@ static void test_lying_attach(struct e2e_daemon *daemon)
             (void)fprintf(stderr, "lie %d was believed\n", lie);
         CHECK(session == NULL && op->code != KVT_CODE_OK && op->code != KVT_CODE_INTERNAL);
         CHECK(op->message[0] != '\0');
+        if (lie == LIE_CUDA)
+            CHECK(op->code == KVT_CODE_FAILED_PRECONDITION);
         (void)e2e_op_free(op);
         e2e_engine_close(&engine);
     }

@@ -168,6 +168,31 @@ static void test_demote_leaves_nothing(struct call *call, struct client *client)
     CHECK_CODE(&call->op, KVT_CODE_OK);
 }
 
+/* No daemon can use memory of a GPU yet: the answer says what can be done, and a memfd that came
+ * beside it is let go. */
+static void test_cuda_region(struct call *call, struct client *client)
+{
+    struct world *world = client->world;
+    struct kvt_req_attach *req = &call->op.req.attach;
+    const char *why = NULL;
+
+    for (uint32_t memfds = 0; memfds < 2; memfds++) {
+        call_begin(call, KVT_OP_ATTACH);
+        req->ns = world->ns;
+        req->engine_id[0] = 9;
+        req->api_version = 1;
+        req->regions_count = memfds + 1;
+        if (memfds == 1)
+            CHECK(world->service.region_open(world->service.ctx, client->memfd, 4096,
+                                             &req->regions[0].mapping, &why) == 0);
+        req->regions[memfds].kind = KVT_REGION_CUDA_IPC;
+        req->regions[memfds].bytes = 4096;
+        call_run(call);
+        CHECK_CODE(&call->op, KVT_CODE_FAILED_PRECONDITION);
+        CHECK(strstr(call->op.message, "this daemon has no CUDA device: register a memfd") != NULL);
+    }
+}
+
 /* vllm-15: nothing to move is answered at once. */
 static void test_zero_moves(struct call *call, struct client *client)
 {
@@ -327,6 +352,7 @@ int main(void)
     test_zero_moves(&call, &client);
     test_tags(&call, &client);
     test_demote_leaves_nothing(&call, &client);
+    test_cuda_region(&call, &client);
     test_handles(&call, &client, &other);
     test_lease_limit(&call, &client);
     test_admin(&call, &client);

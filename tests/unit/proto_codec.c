@@ -153,13 +153,82 @@ static void test_zeros_name_nothing(void **state)
     }
 }
 
+/* Appends a field of bytes: its tag, its length, then @bytes of it. */
+static void put_field(uint8_t **at, uint8_t number, const void *bytes, uint8_t count)
+{
+    *(*at)++ = (uint8_t)(number << 3 | 2);
+    *(*at)++ = count;
+    memcpy(*at, bytes, count);
+    *at += count;
+}
+
+/* An Attach with one region of cuda_ipc, its handle and uuid of so many bytes. */
+static size_t cuda_attach(uint8_t *message, uint8_t handle_bytes, uint8_t uuid_bytes)
+{
+    static const uint8_t filler[80] = {1, 2, 3};
+    uint8_t inner[120], region[124] = {1 << 3, 100}, *at = inner, *region_at = region + 2;
+    uint8_t *message_at = message;
+
+    put_field(&at, 1, filler, handle_bytes);
+    put_field(&at, 3, filler, uuid_bytes);
+    put_field(&region_at, 4, inner, (uint8_t)(at - inner));
+    put_field(&message_at, 2, filler, KVT_ENGINE_ID_BYTES);
+    put_field(&message_at, 7, region, (uint8_t)(region_at - region));
+    return (size_t)(message_at - message);
+}
+
+static void test_cuda_region_bounds(void **state)
+{
+    static const struct {
+        uint8_t handle_bytes, uuid_bytes;
+        const char *says;
+    } rows[] = {{64, 16, NULL},
+                {63, 16, "regions.cuda_ipc.handle"},
+                {65, 16, "regions.cuda_ipc.handle"},
+                {0, 16, "regions.cuda_ipc.handle"},
+                {64, 15, "regions.cuda_ipc.device_uuid"},
+                {64, 0, "regions.cuda_ipc.device_uuid"}};
+    struct kvt_op op = {.kind = KVT_OP_ATTACH, .arena = &arenas[0]};
+    struct kvt_codec_message message;
+    uint8_t at[256];
+
+    (void)state;
+    for (unsigned i = 0; i < KVT_COUNT_OF(rows); i++) {
+        size_t bytes = cuda_attach(at, rows[i].handle_bytes, rows[i].uuid_bytes);
+        struct kvt_op back = {.kind = KVT_OP_ATTACH, .arena = &arenas[1]};
+
+        kvt_arena_reset(&arenas[1]);
+        assert_int_equal(kvt_codec_decode_request(&back, at, bytes),
+                         rows[i].says == NULL ? 0 : KVT_CODEC_E_BAD);
+        if (rows[i].says == NULL)
+            assert_int_equal(back.req.attach.regions[0].kind, KVT_REGION_CUDA_IPC);
+        else
+            assert_ptr_equal(strstr(back.message, rows[i].says), back.message);
+    }
+    /* A region that ends beyond what a region may be. */
+    for (uint64_t beyond = 0; beyond < 2; beyond++) {
+        struct kvt_op back = {.kind = KVT_OP_ATTACH, .arena = &arenas[1]};
+
+        kvt_arena_reset(&arenas[0]);
+        kvt_arena_reset(&arenas[1]);
+        op.req.attach.regions_count = 1;
+        op.req.attach.regions[0].kind = KVT_REGION_CUDA_IPC;
+        op.req.attach.regions[0].bytes = 4096;
+        op.req.attach.regions[0].cuda_ipc.offset_bytes = (1ull << 46) - 4096 + beyond;
+        assert_int_equal(kvt_codec_encode_request(&op, &message), 0);
+        assert_true(message.bytes <= sizeof(at));
+        kvt_codec_pack(&message, at);
+        assert_int_equal(kvt_codec_decode_request(&back, at, message.bytes),
+                         beyond == 0 ? 0 : KVT_CODEC_E_BAD);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_requests),
-        cmocka_unit_test(test_answers),
-        cmocka_unit_test(test_small_arena),
-        cmocka_unit_test(test_zeros_name_nothing),
+        cmocka_unit_test(test_requests),           cmocka_unit_test(test_answers),
+        cmocka_unit_test(test_small_arena),        cmocka_unit_test(test_zeros_name_nothing),
+        cmocka_unit_test(test_cuda_region_bounds),
     };
     int failed;
 
