@@ -1,0 +1,325 @@
+"""The worker half of the connector: begins jobs, and says exactly once how each of them ended.
+
+A step of the engine calls, always in the thread of the step::
+
+    begin(meta)            loads (before the forward pass if it needs them at once, else after)
+    begin_stores(meta)     stores of what the forward pass that is now over has written
+    poll()                 which loads are over, for vLLM
+    take_report()          which jobs are over, for the scheduler half
+
+Nothing waits, except for a load that the forward pass of this very step needs (`is_sync`).
+A job is reported when its transfer is finished, that is when nobody but the engine touches
+its blocks, whatever deadline passed before; a job that could not begin is reported as failed
+in the same step. There is no other state: a daemon that is away makes jobs fail, and when
+the session is attached again they succeed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvtier import (
+    AnyRegion,
+    FailedPrecondition,
+    InvalidArgument,
+    Layout,
+    ModelSpec,
+    NotAttached,
+    NotFound,
+    Role,
+    Session,
+)
+from kvtier.vllm.layout import KvLayout
+from kvtier.vllm.memory import KvMemory
+from kvtier.vllm.meta import JobReport, KvtierMetadata, LoadJob, StoreJob, WorkerReport
+from kvtier.vllm.metrics import KvtierStats
+from kvtier.vllm.transfer import EndedTransfer, Transfer, TransferResult, failed
+
+logger = logging.getLogger(__name__)
+
+SHUTDOWN_S = 5.0
+SYNC_LOG_S = 10.0
+
+
+class Attacher(Protocol):
+    """The part of `kvtier.Client` that is used here."""
+
+    def attach(
+        self,
+        spec: ModelSpec,
+        *,
+        engine_id: bytes,
+        role: Role,
+        rank: int = -1,
+        regions: Sequence[AnyRegion] = (),
+        layouts: Sequence[Layout] = (),
+        name: str = "",
+    ) -> Session: ...
+
+    def close(self) -> None: ...
+
+
+class MemoryOpener(Protocol):
+    """Makes the way to the engine's memory; again with `is_refused` when the daemon did not take
+    the first one. None: there is no way, and it has been said why."""
+
+    def __call__(self, layout: KvLayout, is_refused: bool) -> KvMemory | None: ...
+
+
+@dataclass(slots=True)
+class LoadResults:
+    """What a poll found. `failed` is a part of `finished`: vLLM releases a request only if it is in
+    both, in the same poll."""
+
+    finished: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Running:
+    job: LoadJob | StoreJob
+    transfer: Transfer
+
+
+@dataclass(slots=True)
+class _Retired:
+    """A session of before the cache was reset, and the jobs that it still has to finish."""
+
+    session: Session
+    job_ids: set[int]
+
+
+class WorkerSide:
+    """One rank's jobs. Inert (every job fails at once) until `register` succeeded."""
+
+    def __init__(
+        self,
+        make_spec: Callable[[str], ModelSpec],
+        *,
+        rank: int,
+        engine_id: bytes,
+        client: Attacher,
+        stats: KvtierStats,
+        name: str = "",
+    ):
+        self._make_spec = make_spec
+        self._namespace_tag = ""
+        self._rank = rank
+        self._engine_id = engine_id
+        self._client = client
+        self._stats = stats
+        self._name = name
+        self._layout: KvLayout | None = None
+        self._open: MemoryOpener | None = None
+        self._memory: KvMemory | None = None
+        self._session: Session | None = None
+        self._was_attached: bool | None = None
+        self._running: dict[int, _Running] = {}
+        self._reports: dict[int, JobReport] = {}
+        self._bad_blocks: set[int] = set()
+        self._retired: list[_Retired] = []
+
+    # ---- start and end -----------------------------------------------------------------------
+
+    def register(self, layout: KvLayout, open_memory: MemoryOpener) -> None:
+        """Attach with the engine's KV memory. A daemon that is not there is no error: the session
+        attaches when it comes. Raises ValueError if the tensors are not what the spec says."""
+        for i, component in enumerate(self._make_spec("").components):
+            found = layout.bytes_per_block(i)
+            if found != component.bytes_per_block:
+                raise ValueError(
+                    f"component {i} ({component.name}): its tensors have {found} bytes a block, "
+                    f"the engine's configuration says {component.bytes_per_block}"
+                )
+        self._layout, self._open = layout, open_memory
+        self._memory = open_memory(layout, False)
+        self._attach()
+
+    def _attach(self) -> None:
+        if self._memory is None:
+            return
+        self._was_attached = None
+        self._session = self._client.attach(
+            self._make_spec(self._namespace_tag),
+            engine_id=self._engine_id,
+            role=Role.WORKER,
+            rank=self._rank,
+            regions=self._memory.regions,
+            layouts=self._memory.layouts,
+            name=self._name,
+        )
+        logger.info("kvtier: rank %d moves blocks by %s", self._rank, self._memory.name)
+
+    def shutdown(self, timeout_s: float = SHUTDOWN_S) -> None:
+        """Give up what runs, wait so long until the daemon has left our memory, and detach."""
+        until_s = time.monotonic() + timeout_s
+        for running in self._running.values():
+            running.transfer.cancel()
+        for running in self._running.values():
+            running.transfer.wait(max(0.0, until_s - time.monotonic()))
+        left = [r for r in self._running.values() if not r.transfer.finished()]
+        if left:
+            logger.warning(
+                "kvtier: rank %d ends with %d transfers that the daemon has not given up; it keeps "
+                "its own mapping of the memory until it does",
+                self._rank,
+                len(left),
+            )
+        self._running.clear()
+        sessions = [retired.session for retired in self._retired]
+        if self._session is not None:
+            sessions.append(self._session)
+        for session in sessions:
+            session.close(timeout_s=max(0.1, until_s - time.monotonic()))
+        self._session, self._retired = None, []
+        if self._memory is not None:
+            self._memory.close(max(0.1, until_s - time.monotonic()))
+            self._memory = None
+        self._client.close()
+
+    # ---- a step ------------------------------------------------------------------------------
+
+    def begin(self, meta: KvtierMetadata) -> None:
+        """Begin the step's loads and give up what the scheduler half no longer wants. Returns when
+        loads for this step's forward pass have arrived, or failed."""
+        self._look_at_session()
+        self._follow_namespace(meta.namespace_tag)
+        for job_id in meta.cancels:
+            if (running := self._running.get(job_id)) is not None:
+                running.transfer.cancel()
+        for job in meta.loads:
+            self._running[job.job_id] = _Running(job, self._start(job))
+        for job in meta.loads:
+            if job.is_sync:
+                self._wait_finished(self._running[job.job_id])
+
+    def begin_stores(self, meta: KvtierMetadata) -> None:
+        """Begin the step's stores. The forward pass is over, or launched. Waits only for stores
+        whose blocks the scheduler half could not hold: the next step may overwrite them."""
+        for job in meta.stores:
+            self._running[job.job_id] = _Running(job, self._start(job))
+        for job in meta.stores:
+            if job.is_fenced:
+                self._wait_finished(self._running[job.job_id])
+
+    def poll(self) -> LoadResults:
+        """Take what is finished out of the running jobs."""
+        results = LoadResults()
+        over = [(i, r) for i, r in self._running.items() if r.transfer.finished()]
+        for job_id, running in over:
+            del self._running[job_id]
+            result = running.transfer.result()
+            self._account(running.job, result)
+            self._reports[job_id] = JobReport(
+                ranks=1, is_ok=result.is_ok, bytes=result.bytes, results=result.results
+            )
+            job = running.job
+            if isinstance(job, LoadJob) and job.is_sync:
+                self._bad_blocks.update(result.bad_engine_blocks)
+            elif isinstance(job, LoadJob):
+                results.finished.add(job.req_id)
+                if not result.is_ok:
+                    results.failed.add(job.req_id)
+        return results
+
+    def take_bad_blocks(self) -> set[int]:
+        """Engine blocks that sync loads did not fill, since the last call."""
+        bad, self._bad_blocks = self._bad_blocks, set()
+        return bad
+
+    def take_report(self) -> WorkerReport | None:
+        """All jobs that ended since the last call, or None."""
+        if not self._reports:
+            return None
+        reports, self._reports = self._reports, {}
+        return WorkerReport(finished=reports)
+
+    # ---- inside ------------------------------------------------------------------------------
+
+    def _start(self, job: LoadJob | StoreJob) -> Transfer:
+        if isinstance(job, LoadJob) and not job.lease:
+            return failed(job.moves, NotFound("the scheduler found nothing to load after all"))
+        if not job.moves:
+            return EndedTransfer(TransferResult(is_ok=True))
+        memory, session = self._memory, self._session
+        if memory is None or session is None:
+            return failed(job.moves, NotAttached("the connector is inert"))
+        if not session.attached:
+            return failed(job.moves, session.last_error or NotAttached("the daemon is not there"))
+        if isinstance(job, LoadJob):
+            return memory.load(session, job)
+        return memory.store(session, job)
+
+    def _wait_finished(self, running: _Running) -> None:
+        """Until the daemon has left the blocks. The job's own timeout makes that soon; only a
+        daemon that is stopped while it copies lets us wait on, because blocks that it may still
+        write to, or read from, must not be used."""
+        while not running.transfer.wait(running.job.timeout_s + SYNC_LOG_S):
+            logger.warning(
+                "kvtier: rank %d waits for the daemon (pid %s) to give up blocks of request %s",
+                self._rank,
+                self._session.daemon_pid if self._session else None,
+                running.job.req_id,
+            )
+
+    def _account(self, job: LoadJob | StoreJob, result: TransferResult) -> None:
+        if isinstance(job, LoadJob):
+            self._stats.observe_load(result.seconds, result.bytes, result.is_ok)
+        else:
+            self._stats.observe_store(result.seconds, result.bytes, result.is_ok)
+        if result.error is not None:
+            logger.debug("kvtier: job %d of %s: %s", job.job_id, job.req_id, result.error)
+
+    def _look_at_session(self) -> None:
+        """Notice that the daemon came, went, or refused our kind of memory."""
+        for retired in self._retired.copy():
+            if retired.job_ids.isdisjoint(self._running):
+                self._retired.remove(retired)
+                self._close_aside(retired.session)
+        session = self._session
+        if session is None:
+            return
+        if self._is_memory_refused(session):
+            self._replace_memory(session)
+            return
+        attached = session.attached
+        if attached != self._was_attached:
+            self._was_attached = attached
+            self._stats.set_attached("worker", attached, self._rank)
+
+    def _follow_namespace(self, tag: str) -> None:
+        """After a reset of the cache: go on in a namespace of that tag. What runs in the old one
+        ends there."""
+        if tag == self._namespace_tag:
+            return
+        self._namespace_tag = tag
+        if self._session is not None:
+            self._retired.append(_Retired(self._session, set(self._running)))
+            self._attach()
+
+    def _replace_memory(self, session: Session) -> None:
+        logger.warning("kvtier: the daemon cannot map this memory: %s", session.last_error)
+        self._close_aside(session)
+        if self._memory is not None:
+            self._memory.close(0.0)
+        self._session = self._memory = None
+        if self._layout is not None and self._open is not None:
+            self._memory = self._open(self._layout, True)
+        self._attach()
+
+    def _close_aside(self, session: Session) -> None:
+        """Closing waits for the daemon: not in the engine's step."""
+        threading.Thread(target=session.close, name="kvtier-close", daemon=True).start()
+
+    def _is_memory_refused(self, session: Session) -> bool:
+        return (
+            self._memory is not None
+            and self._memory.name == "cuda_ipc"
+            and session.generation == 0
+            and isinstance(session.last_error, FailedPrecondition | InvalidArgument)
+        )

@@ -1,0 +1,335 @@
+"""The worker half: what begins when, and that every job is reported once, never too early."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from kvtier import (
+    NO_BLOCK,
+    Component,
+    DeadlineExceeded,
+    FailedPrecondition,
+    Kind,
+    Layout,
+    ModelSpec,
+    MoveResult,
+    Piece,
+    Role,
+    Unavailable,
+)
+from kvtier.vllm.layout import KvLayout, Storage
+from kvtier.vllm.memory import SharedKv
+from kvtier.vllm.meta import ComponentMoves, KvtierMetadata, LoadJob, StoreJob
+from kvtier.vllm.metrics import KvtierStats
+from kvtier.vllm.worker import WorkerSide
+from worker_fakes import FakeClient, FakeOp, FakeSession
+
+LAYOUT = KvLayout(
+    storages=(Storage(0x1000, 1 << 20),),
+    layouts=(Layout(0, 2, (Piece(0, 1024, 0, 1024), Piece(0, 1024, 1 << 19, 1024))),),
+)
+MOVES = [ComponentMoves(0, [4, 5], [1, 2, 3, 4])]
+DONE = [bytes(2)]
+HALF = [bytes([MoveResult.DONE, MoveResult.MISS])]
+
+
+def spec(tag: str) -> ModelSpec:
+    return ModelSpec(
+        block_tokens=64,
+        ranks=2,
+        components=(Component(Kind.FULL, 4096),),
+        model="m",
+        tags=(tag,) if tag else (),
+    )
+
+
+def load(job_id: int, req_id: str = "r", *, is_sync: bool = False, **kw: Any) -> LoadJob:
+    return LoadJob(job_id, req_id, b"lease", MOVES, kw.get("timeout_s", 1.0), is_sync)
+
+
+def store(job_id: int, req_id: str = "r", *, is_fenced: bool = False) -> StoreJob:
+    return StoreJob(job_id, req_id, b"ticket", MOVES, 1.0, is_fenced)
+
+
+def worker_with(client: FakeClient) -> WorkerSide:
+    return WorkerSide(spec, rank=0, engine_id=b"e" * 16, client=client, stats=KvtierStats())
+
+
+def quiesce(ops: Sequence[FakeOp]) -> None:
+    for op in ops:
+        op.quiesce()
+
+
+class Rig:
+    """A worker that is registered, and one step of the engine at a time."""
+
+    def __init__(self, is_daemon_there: bool = True) -> None:
+        self.client = FakeClient()
+        self.client.is_there = is_daemon_there
+        self.stats = KvtierStats()
+        self.worker = WorkerSide(
+            spec,
+            rank=1,
+            engine_id=b"e" * 16,
+            client=self.client,
+            stats=self.stats,
+        )
+        self.worker.register(LAYOUT, lambda layout, is_refused: SharedKv((), layout.layouts))
+
+    @property
+    def session(self) -> FakeSession:
+        return self.client.sessions[-1]
+
+    def step(self, **meta: Any) -> tuple[set[str], set[str], dict[int, bool]]:
+        """What one step reports: finished and failed loads for vLLM, jobs for the scheduler."""
+        orders = KvtierMetadata(**meta)
+        self.worker.begin(orders)
+        self.worker.begin_stores(orders)
+        results = self.worker.poll()
+        report = self.worker.take_report()
+        jobs = report.finished if report else {}
+        assert all(job.ranks == 1 for job in jobs.values())
+        return results.finished, results.failed, {i: job.is_ok for i, job in jobs.items()}
+
+
+NOTHING: tuple[set[str], set[str], dict[int, bool]] = (set(), set(), {})
+
+
+def test_attaches_with_rank_and_layout() -> None:
+    args = Rig().session.attach_args
+    assert args["role"] is Role.WORKER
+    assert args["rank"] == 1
+    assert args["engine_id"] == b"e" * 16
+    assert args["layouts"] == LAYOUT.layouts
+
+
+def test_tensors_that_are_not_what_was_declared_are_refused() -> None:
+    wrong = KvLayout(LAYOUT.storages, (Layout(0, 2, LAYOUT.layouts[0].pieces[:1]),))
+    rig = Rig()
+    with pytest.raises(ValueError, match="2048 bytes a block, the engine's"):
+        rig.worker.register(wrong, lambda layout, is_refused: SharedKv((), layout.layouts))
+
+
+def test_async_load_is_reported_once_when_it_is_finished() -> None:
+    rig = Rig()
+    assert rig.step(loads=[load(7, "a")]) == NOTHING
+    name, (moves,), handle, timeout_s = rig.session.calls[0]
+    assert (name, handle, timeout_s) == ("promote", b"lease", 1.0)
+    assert (list(moves.blocks), [int(b) for b in moves.engine_blocks]) == ([4, 5], [1, 2, 3, 4])
+    assert rig.step() == NOTHING
+    rig.session.ops[0].finish(DONE, 8192)
+    assert rig.step() == ({"a"}, set(), {7: True})
+    assert rig.step() == NOTHING
+    assert rig.stats.counter("transfer_bytes", "load") == 8192
+
+
+def test_failed_load_is_failed_and_finished_in_the_same_poll() -> None:
+    """vLLM never releases a request that is in one of the two sets only."""
+    rig = Rig()
+    rig.step(loads=[load(1, "a"), load(2, "b")])
+    rig.session.ops[0].finish(HALF, 4096)
+    rig.session.ops[1].finish(DONE, 8192)
+    assert rig.step() == ({"a", "b"}, {"a"}, {1: False, 2: True})
+    assert rig.worker.take_bad_blocks() == set()  # block ids with several groups end the engine
+
+
+def test_deadline_alone_does_not_end_a_load() -> None:
+    """Until it is quiesced the daemon may still write to the request's blocks."""
+    rig = Rig()
+    rig.step(loads=[load(1, "a")])
+    rig.session.ops[0].answer([], 0, DeadlineExceeded("after 1 s"))
+    assert rig.step() == NOTHING
+    rig.session.ops[0].quiesce()
+    assert rig.step() == ({"a"}, {"a"}, {1: False})
+
+
+def test_cancelled_load_is_reported_when_quiesced() -> None:
+    rig = Rig()
+    rig.step(loads=[load(1, "a")])
+    assert rig.step(cancels=[1, 99]) == NOTHING
+    assert rig.session.ops[0].is_cancelled
+    rig.session.ops[0].finish([bytes([MoveResult.ABORTED] * 2)])
+    assert rig.step() == ({"a"}, {"a"}, {1: False})
+    assert rig.step(cancels=[1]) == NOTHING
+
+
+@pytest.mark.parametrize("error", [None, Unavailable("the daemon went")])
+def test_load_without_a_session_fails_in_the_same_step(error: Unavailable | None) -> None:
+    rig = Rig(is_daemon_there=False)
+    rig.session.last_error = error
+    assert rig.step(loads=[load(1, "a")], stores=[store(2)]) == ({"a"}, {"a"}, {1: False, 2: False})
+    assert rig.session.calls == []
+
+
+def test_call_that_raises_is_a_failed_job() -> None:
+    rig = Rig()
+    rig.session.raises = Unavailable("the daemon went")
+    assert rig.step(loads=[load(1, "a")], stores=[store(2)]) == ({"a"}, {"a"}, {1: False, 2: False})
+
+
+def test_worker_goes_on_when_the_daemon_is_back() -> None:
+    rig = Rig(is_daemon_there=False)
+    rig.step(loads=[load(1, "a")])
+    rig.session.attached, rig.session.generation = True, 1
+    assert rig.step(loads=[load(2, "a")]) == NOTHING
+    rig.session.ops[0].finish(DONE)
+    assert rig.step() == ({"a"}, set(), {2: True})
+    assert rig.stats.data["gauges"]["attached"]["worker"]["1"] == 1
+
+
+def test_load_without_lease_or_moves() -> None:
+    """The scheduler found that the load cannot be right; or that nothing is missing."""
+    rig = Rig()
+    wrong = LoadJob(1, "a", b"", [], 1.0, is_sync=False)
+    empty = LoadJob(2, "b", b"lease", [], 1.0, is_sync=False)
+    assert rig.step(loads=[wrong, empty]) == ({"a", "b"}, {"a"}, {1: False, 2: True})
+    assert rig.session.calls == []
+
+
+def test_stores_begin_after_loads_and_are_never_told_to_vllm() -> None:
+    rig = Rig()
+    assert rig.step(loads=[load(1, "a")], stores=[store(2, "b")]) == NOTHING
+    assert [call[0] for call in rig.session.calls] == ["promote", "demote"]
+    rig.session.ops[1].finish([bytes([MoveResult.DONE, MoveResult.PRESENT])], 4096)
+    assert rig.step() == (set(), set(), {2: True})
+
+
+def test_store_that_found_no_room_is_not_ok_and_counts() -> None:
+    rig = Rig()
+    rig.step(stores=[store(2)])
+    rig.session.ops[0].finish([bytes([MoveResult.DONE, MoveResult.NO_ROOM])], 4096)
+    rig.worker.poll()
+    report = rig.worker.take_report()
+    assert report is not None
+    assert report.finished[2].results == {MoveResult.DONE: 1, MoveResult.NO_ROOM: 1}
+    assert rig.stats.counter("transfers", "store", "failed") == 1
+
+
+def later(seconds: float, do: Any) -> threading.Timer:
+    timer = threading.Timer(seconds, do)
+    timer.start()
+    return timer
+
+
+def test_sync_load_is_over_before_begin_returns() -> None:
+    rig = Rig()
+    timer = later(0.05, lambda: rig.session.ops[0].finish(DONE, 8192))
+    rig.worker.begin(KvtierMetadata(loads=[load(1, "a", is_sync=True)]))
+    assert rig.session.ops[0].finished()
+    timer.join()
+    assert rig.step() == (set(), set(), {1: True})  # not for vLLM: the request did not wait
+    assert rig.worker.take_bad_blocks() == set()
+
+
+def test_failed_sync_load_names_its_engine_blocks() -> None:
+    rig = Rig()
+    moves = [ComponentMoves(0, [4, 5], [1, 2, NO_BLOCK, 4])]
+    job = LoadJob(1, "a", b"lease", moves, 1.0, is_sync=True)
+    timer = later(0.02, lambda: rig.session.ops[0].finish(HALF, 4096))
+    assert rig.step(loads=[job]) == (set(), set(), {1: False})
+    timer.join()
+    assert rig.worker.take_bad_blocks() == {4}
+    assert rig.worker.take_bad_blocks() == set()
+
+
+def test_sync_load_waits_for_quiescence_beyond_its_deadline(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The forward pass must not use blocks that a stopped daemon may still write to."""
+    monkeypatch.setattr("kvtier.vllm.worker.SYNC_LOG_S", 0.02)
+    rig = Rig()
+    timer = later(0.15, lambda: rig.session.ops[0].quiesce())
+
+    def deadline() -> None:
+        rig.session.ops[0].answer([], 0, DeadlineExceeded("after 10 ms"))
+
+    late = later(0.03, deadline)
+    job = load(1, "a", is_sync=True, timeout_s=0.01)
+    assert rig.step(loads=[job]) == (set(), set(), {1: False})
+    timer.join()
+    late.join()
+    assert "waits for the daemon (pid 4711)" in caplog.text
+
+
+def test_fenced_store_is_over_before_the_step_is() -> None:
+    """With a vLLM that does not lend its block pool the next step may overwrite the blocks."""
+    rig = Rig()
+    timer = later(0.05, lambda: rig.session.ops[0].finish(DONE, 8192))
+    assert rig.step(stores=[store(1, is_fenced=True)]) == (set(), set(), {1: True})
+    timer.join()
+
+
+def test_reset_of_the_cache_goes_on_in_another_namespace() -> None:
+    rig = Rig()
+    rig.step(stores=[store(1)])
+    old = rig.session
+    assert rig.step(namespace_tag="t1", stores=[store(2)]) == NOTHING
+    assert rig.session is not old
+    assert rig.session.attach_args["spec"].tags == ("t1",)
+    assert [call[0] for call in rig.session.calls] == ["demote"]
+    assert not old.is_closed  # its store still runs
+    old.ops[0].finish(DONE)
+    assert rig.step(namespace_tag="t1") == (set(), set(), {1: True})
+    rig.step(namespace_tag="t1")
+    for thread in threading.enumerate():
+        if thread.name == "kvtier-close":
+            thread.join(5.0)
+    assert old.is_closed
+
+
+def test_memory_that_the_daemon_refuses_is_replaced() -> None:
+    """No CUDA in the daemon: the same engine goes on through a staging buffer."""
+
+    class Refused(SharedKv):
+        name = "cuda_ipc"
+
+    client = FakeClient()
+    client.is_there = False
+    worker = worker_with(client)
+    opened: list[bool] = []
+
+    def open_memory(layout: KvLayout, is_refused: bool) -> SharedKv:
+        opened.append(is_refused)
+        return SharedKv((), layout.layouts) if is_refused else Refused((), layout.layouts)
+
+    worker.register(LAYOUT, open_memory)
+    worker.begin(KvtierMetadata())
+    assert opened == [False]
+    client.sessions[0].last_error = FailedPrecondition("built without CUDA")
+    worker.begin(KvtierMetadata())
+    assert opened == [False, True]
+    assert len(client.sessions) == 2
+    worker.begin(KvtierMetadata())
+    assert len(client.sessions) == 2
+
+
+def test_shutdown_waits_for_ops_in_flight() -> None:
+    rig = Rig()
+    rig.step(loads=[load(1, "a")], stores=[store(2)])
+    ops = rig.session.ops
+    timer = later(0.05, lambda: quiesce(ops))
+    rig.worker.shutdown(timeout_s=5.0)
+    timer.join()
+    assert all(op.is_cancelled for op in ops)
+    assert rig.session.is_closed
+    assert rig.client.is_closed
+
+
+def test_shutdown_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    rig.step(loads=[load(1, "a")])
+    rig.worker.shutdown(timeout_s=0.1)
+    assert "1 transfers that the daemon has not given up" in caplog.text
+    assert rig.session.is_closed
+
+
+def test_inert_worker_fails_every_job_at_once() -> None:
+    client = FakeClient()
+    worker = worker_with(client)
+    worker.begin(KvtierMetadata(loads=[load(1, "a")]))
+    assert worker.poll().failed == {"a"}
+    worker.shutdown()
