@@ -34,15 +34,17 @@ class Region:
 
     @classmethod
     def create(cls, bytes: int, *, name: str = "kvtier") -> Region:
-        """A new region of so many bytes, all zero. Pages take memory when they are touched.
+        """A new region of so many bytes, all zero.
 
-        Raises ValueError for a size below 1, OSError when the kernel refuses.
+        All of its memory is allocated here: the daemon takes no region with holes, which could
+        fail under its copies. Raises ValueError for a size below 1, OSError when the kernel
+        refuses (ENOSPC: /dev/shm's kind of memory is limited, or used up).
         """
         if bytes < 1:
             raise ValueError(f"a region has at least 1 byte, not {bytes}")
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(fd, bytes)
+            os.posix_fallocate(fd, 0, bytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
             return cls(fd, bytes)
         except BaseException:
