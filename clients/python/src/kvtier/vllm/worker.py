@@ -27,12 +27,14 @@ from kvtier import (
     AnyRegion,
     FailedPrecondition,
     InvalidArgument,
+    KvtierError,
     Layout,
     ModelSpec,
     NotAttached,
     NotFound,
     Role,
     Session,
+    Unimplemented,
 )
 from kvtier.vllm.layout import KvLayout
 from kvtier.vllm.memory import KvMemory
@@ -119,6 +121,7 @@ class WorkerSide:
         self._memory: KvMemory | None = None
         self._session: Session | None = None
         self._was_attached: bool | None = None
+        self._told = ""  # the last trouble with attaching that was logged
         self._running: dict[int, _Running] = {}
         self._reports: dict[int, JobReport] = {}
         self._bad_blocks: set[int] = set()
@@ -143,16 +146,20 @@ class WorkerSide:
     def _attach(self) -> None:
         if self._memory is None:
             return
-        self._was_attached = None
-        self._session = self._client.attach(
-            self._make_spec(self._namespace_tag),
-            engine_id=self._engine_id,
-            role=Role.WORKER,
-            rank=self._rank,
-            regions=self._memory.regions,
-            layouts=self._memory.layouts,
-            name=self._name,
-        )
+        self._was_attached, self._told = None, ""
+        try:
+            self._session = self._client.attach(
+                self._make_spec(self._namespace_tag),
+                engine_id=self._engine_id,
+                role=Role.WORKER,
+                rank=self._rank,
+                regions=self._memory.regions,
+                layouts=self._memory.layouts,
+                name=self._name,
+            )
+        except Unimplemented as error:  # this client has no such regions
+            self._replace_memory(error)
+            return
         logger.info("kvtier: rank %d moves blocks by %s", self._rank, self._memory.name)
 
     def shutdown(self, timeout_s: float = SHUTDOWN_S) -> None:
@@ -284,13 +291,22 @@ class WorkerSide:
         session = self._session
         if session is None:
             return
+        error = session.last_error
         if self._is_memory_refused(session):
-            self._replace_memory(session)
+            self._session = None
+            self._close_aside(session)
+            self._replace_memory(error)
             return
         attached = session.attached
         if attached != self._was_attached:
-            self._was_attached = attached
+            if attached:
+                logger.info("kvtier: rank %d is attached (pid %s)", self._rank, session.daemon_pid)
+            elif self._was_attached:
+                logger.warning("kvtier: rank %d lost the daemon: %s", self._rank, error)
+            self._was_attached, self._told = attached, ""
             self._stats.set_attached("worker", attached, self._rank)
+        if not attached and error is not None and not isinstance(error, NotAttached):
+            self._tell_trouble(error)
 
     def _follow_namespace(self, tag: str) -> None:
         """After a reset of the cache: go on in a namespace of that tag. What runs in the old one
@@ -302,12 +318,17 @@ class WorkerSide:
             self._retired.append(_Retired(self._session, set(self._running)))
             self._attach()
 
-    def _replace_memory(self, session: Session) -> None:
-        logger.warning("kvtier: the daemon cannot map this memory: %s", session.last_error)
-        self._close_aside(session)
+    def _tell_trouble(self, error: KvtierError) -> None:
+        """Why the session does not attach: once each reason."""
+        if error.text != self._told:
+            self._told = error.text
+            logger.warning("kvtier: rank %d is not attached: %s", self._rank, error)
+
+    def _replace_memory(self, error: KvtierError | None) -> None:
+        logger.warning("kvtier: the daemon cannot map this memory: %s", error)
         if self._memory is not None:
             self._memory.close(0.0)
-        self._session = self._memory = None
+        self._memory = None
         if self._layout is not None and self._open is not None:
             self._memory = self._open(self._layout, True)
         self._attach()
