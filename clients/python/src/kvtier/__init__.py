@@ -1,5 +1,6 @@
 """kvtier: client of kvtierd, the KV cache daemon of a node. See docs/python.md."""
 
+from kvtier.client import Client
 from kvtier.errors import (
     Aborted,
     Cancelled,
@@ -53,6 +54,7 @@ __all__ = [
     "AnyRegion",
     "BlockRange",
     "Cancelled",
+    "Client",
     "Component",
     "ComponentMatch",
     "CudaIpcRegion",

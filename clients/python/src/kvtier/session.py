@@ -1,4 +1,13 @@
-"""A session with the daemon: what an engine's scheduler or worker holds."""
+"""A session with the daemon, as an engine's scheduler or worker sees it.
+
+An interface, so that tests of an engine can put a fake in its place; `Client.attach` gives the real
+one. Every call is thread-safe and bounded by its timeout_s (None: the client's). Calls that need an
+attached session raise NotAttached when there is none at this moment; nothing waits for one.
+
+tokens are ids that fit 32 bits: a numpy array of u32 (copied once), another integer array, a list,
+or bytes that hold little-endian u32 already. With a cursor they are those that follow it, and
+extra_keys count blocks from the cursor too.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +29,33 @@ from kvtier.types import (
 
 
 class Session(Protocol):
-    """What `Client.attach` gives back; every call is thread-safe and bounded by its timeout."""
+    """What `Client.attach` gives back."""
 
     @property
-    def attached(self) -> bool: ...
+    def attached(self) -> bool:
+        """There is a daemon at this moment, and it knows this session."""
 
     @property
-    def generation(self) -> int: ...
+    def generation(self) -> int:
+        """How often the session was attached: 0 before the first time. Handles of an earlier
+        generation are refused."""
 
     @property
-    def epoch(self) -> int: ...
+    def epoch(self) -> int:
+        """Of the namespace; raised by each Reset."""
 
     @property
-    def daemon_pid(self) -> int | None: ...
+    def daemon_pid(self) -> int | None:
+        """Of the daemon it is, or was last, attached to; None in another pid namespace."""
 
     @property
-    def last_error(self) -> KvtierError | None: ...
+    def last_error(self) -> KvtierError | None:
+        """Why the last attempt to attach failed, or why the session was lost; None while
+        attached."""
+
+    @property
+    def release_errors(self) -> int:
+        """How many calls of release() the daemon did not answer with OK."""
 
     def lookup(
         self,
@@ -51,7 +71,17 @@ class Session(Protocol):
         why: bool = False,
         prefetch: bool = False,
         timeout_s: float | None = None,
-    ) -> LookupResult: ...
+    ) -> LookupResult:
+        """How far a prompt is cached.
+
+        limit_tokens: the boundary is at most this, counted from the beginning (prompt_len - 1);
+        0: no limit. tiers: bits of Tier that count as resident; 0: all. lease_s: take a lease that
+        ends after so long without use (0: the daemon's default; None: no lease). why: fill in why
+        each component stopped. prefetch: bring what is lower up to L2 in the background.
+
+        Raises StaleHandle or NotFound for a stale cursor (send all tokens once), InvalidArgument,
+        ResourceExhausted, DeadlineExceeded, Unavailable. A miss is no error.
+        """
 
     def reserve(
         self,
@@ -64,7 +94,12 @@ class Session(Protocol):
         extra_keys: Sequence[tuple[int, bytes]] = (),
         ticket_s: float = 0.0,
         timeout_s: float | None = None,
-    ) -> Reservation: ...
+    ) -> Reservation:
+        """Asks for the right to store blocks of a prompt, and which of them are missing.
+
+        wants: at most 32 ranges and 65,536 blocks, counted from the beginning. ticket_s: the ticket
+        ends after so long without use; 0: the daemon's default. Errors as in lookup.
+        """
 
     def promote(
         self,
@@ -76,7 +111,17 @@ class Session(Protocol):
         layer_groups: int = 0,
         on_progress: Callable[[int, int], None] | None = None,
         inline: bool = False,
-    ) -> Op: ...
+    ) -> Op:
+        """Begins to copy blocks of a lease into the engine's blocks; does not wait.
+
+        timeout_s: what has not begun by then is dropped (LATE). layer_groups and on_progress:
+        on_progress(group, groups) is called, from a thread of this operation, when groups of
+        layers 0 .. group of every block are in place. inline: the bytes come back in
+        `Outcome.inline_data`, at most 4 MiB.
+
+        What fails before anything was sent is raised (NotAttached, StaleHandle, InvalidArgument),
+        everything later is in `Op.result`.
+        """
 
     def demote(
         self,
@@ -87,11 +132,23 @@ class Session(Protocol):
         salt: bytes = b"",
         lora: bytes = b"",
         cursor: Cursor | None = None,
+        extra_keys: Sequence[tuple[int, bytes]] = (),
         timeout_s: float | None = None,
         durable: bool = False,
         inline_data: bytes = b"",
-    ) -> Op: ...
+    ) -> Op:
+        """Begins to store engine blocks, by ticket or else by prompt; does not wait.
 
-    def release(self, handle: Lease | Ticket | bytes) -> None: ...
+        durable: the answer comes when data and index are on disk. inline_data: the payload of the
+        moves one after the other, at most 4 MiB, for sessions with an inline region. Errors as in
+        promote.
+        """
 
-    def close(self, timeout_s: float = 5.0) -> None: ...
+    def release(self, handle: Lease | Ticket | bytes) -> None:
+        """Gives a lease (as bytes: a lease's) or a ticket back. Neither waits nor raises: what is
+        not given back ends by itself."""
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Ends the session: operations under way are cancelled and waited for, then everything
+        that the engine holds by this session is given up. When operations are not finished within
+        timeout_s, the stream stays open in the background until they are."""

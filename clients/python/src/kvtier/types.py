@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kvtier._proto.kvtier_pb2 import StatsAnswer
 from kvtier.errors import KvtierError
 
 #: In `Moves.engine_blocks` of a promote: this engine block is not written.
 NO_BLOCK = 2**64 - 1
+
+#: Counters and gauges as the daemon gives them: message StatsAnswer of kvtier.proto.
+Stats = StatsAnswer
 
 API_VERSION = 1
 HANDLE_BYTES = 24
@@ -287,7 +290,3 @@ class Outcome:
         """Every block is where it was to go (for a demote: stored now, or before)."""
         good = {MoveResult.DONE, MoveResult.PRESENT} if self.is_demote else {MoveResult.DONE}
         return self.error is None and all(set(row) <= good for row in self.results)
-
-
-#: Counters and gauges as the daemon gives them: message StatsAnswer of kvtier.proto.
-Stats = Any
