@@ -1,0 +1,261 @@
+"""The scheduler's way to the daemon: each call has a deadline, none raises, none is made in vain.
+
+The scheduler's thread runs the whole engine, so a daemon that is late, stopped, dead or never was
+there may cost it one deadline now and then (the breaker), and nothing else. What a call could not
+do is a word (an outcome of kvtier.vllm.metrics), and the caller goes on as after a miss.
+
+A lease or ticket that a call gave is a `Grant`: given back exactly once, by whatever ends it, to
+the session that gave it. After `reset` that session lives on until its last grant is given back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kvtier.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    Internal,
+    KvtierError,
+    NotFound,
+    Unavailable,
+)
+from kvtier.session import Session
+from kvtier.types import BlockRange, Cursor, Lease, LookupResult, ModelSpec, Reservation, Role
+from kvtier.types import Ticket as TicketHandle
+from kvtier.vllm.breaker import Breaker
+from kvtier.vllm.keys import RequestKeys
+from kvtier.vllm.options import Options
+
+logger = logging.getLogger(__name__)
+
+# The daemon is not well; other errors are its answers.
+_SICK = (DeadlineExceeded, Unavailable, Internal)
+
+
+class Attacher(Protocol):
+    """The part of kvtier.Client that is used here."""
+
+    def attach(
+        self,
+        spec: ModelSpec,
+        *,
+        engine_id: bytes,
+        role: Role,
+        name: str = "",
+    ) -> Session: ...
+
+    def close(self) -> None: ...
+
+
+class Grant:
+    """A lease or a ticket, and the session that it is of."""
+
+    def __init__(self, handle: Lease | TicketHandle, home: _Home) -> None:
+        self._handle: Lease | TicketHandle | None = handle
+        self._home = home
+        self.handle = handle.handle
+        self.lifetime_s = handle.lifetime_s
+        home.grants += 1
+
+    def release(self) -> None:
+        """Give it back; the second time and later nothing happens."""
+        if self._handle is None:
+            return
+        handle, self._handle = self._handle, None
+        self._home.session.release(handle)
+        self._home.grants -= 1
+        self._home.close_if_retired()
+
+
+@dataclass
+class _Home:
+    """A session, how many grants of it are out, and whether it was replaced by another."""
+
+    session: Session
+    grants: int = 0
+    is_retired: bool = False
+
+    def close_if_retired(self) -> None:
+        """Once nothing of it is out. Closing waits for the daemon, so not here."""
+        if self.is_retired and self.grants == 0:
+            threading.Thread(target=self.session.close, name="kvtier-close", daemon=True).start()
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What came of a lookup: `outcome` is one of metrics.LOOKUP_OUTCOMES."""
+
+    result: LookupResult | None
+    grant: Grant | None
+    outcome: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """What came of a reserve: `reason` is one of metrics.SKIP_REASONS, or empty."""
+
+    reservation: Reservation | None
+    grant: Grant | None
+    reason: str
+
+
+class Link:
+    """Belongs to the scheduler's thread."""
+
+    def __init__(
+        self,
+        options: Options,
+        make_spec: Callable[[str], ModelSpec],
+        engine_id: bytes,
+        client: Attacher,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._make_spec = make_spec
+        self._engine_id = engine_id
+        self._client = client
+        self._clock = clock
+        self._resets = 0
+        self._retired: list[_Home] = []
+        self.breaker = Breaker()
+        self._home = self._attach("")
+
+    def _attach(self, namespace_tag: str) -> _Home:
+        return _Home(
+            self._client.attach(
+                self._make_spec(namespace_tag),
+                engine_id=self._engine_id,
+                role=Role.SCHEDULER,
+                name=self._options.name,
+            )
+        )
+
+    @property
+    def is_attached(self) -> bool:
+        """The daemon knows this engine at this moment."""
+        return self._home.session.attached
+
+    @property
+    def era(self) -> tuple[int, int]:
+        """Changes when what was got before is worth nothing: the daemon is another one, or the
+        cache was reset."""
+        return (self._resets, self._home.session.generation)
+
+    def reset(self, namespace_tag: str) -> None:
+        """From now on in a namespace of its own, which is empty. No call, no waiting."""
+        old = self._home
+        self._resets += 1
+        self._home = self._attach(namespace_tag)
+        self._retired = [home for home in [*self._retired, old] if home.grants > 0]
+        old.is_retired = True
+        old.close_if_retired()
+
+    def close(self) -> None:
+        """The engine ends: all sessions, and the client."""
+        for home in [*self._retired, self._home]:
+            home.session.close()
+        self._client.close()
+
+    # ---- calls ---------------------------------------------------------------------------------
+
+    def refusal(self) -> str:
+        """Why no call can be made now ("unavailable", "breaker_open"), or empty. While the breaker
+        is open, an empty answer is the one call that may be made."""
+        if not self.is_attached:
+            return "unavailable"
+        return "" if self.breaker.allows(self._clock()) else "breaker_open"
+
+    def lookup(
+        self, keys: RequestKeys, tokens: Any, extra_keys: Sequence[tuple[int, bytes]], limit: int
+    ) -> Looked:
+        """How much of the prompt's first `limit` tokens the daemon has, under a lease."""
+        refusal = self.refusal()
+        if refusal:
+            return Looked(None, None, refusal, 0.0)
+        home, began_s = self._home, self._clock()
+        try:
+            result = home.session.lookup(
+                tokens,
+                salt=keys.salt,
+                lora=keys.lora,
+                extra_keys=extra_keys,
+                limit_tokens=limit,
+                lease_s=self._options.lease_s,
+                timeout_s=self._options.lookup_timeout_s,
+            )
+        except KvtierError as error:
+            outcome = self._failed("lookup", error)
+            return Looked(None, None, outcome, self._clock() - began_s)
+        self.breaker.succeeded()
+        grant = None if result.lease is None else Grant(result.lease, home)
+        outcome = "hit" if result.boundary_tokens else "miss"
+        return Looked(result, grant, outcome, self._clock() - began_s)
+
+    def reserve(
+        self,
+        keys: RequestKeys,
+        tokens_from: Callable[[int], Any],
+        wants: Sequence[BlockRange],
+        cursor: Cursor | None,
+    ) -> Reserved:
+        """Ask to store blocks. tokens_from(n): the prompt's tokens from n up to where the wanted
+        blocks end. With a cursor only what follows it is sent; if the daemon forgot the cursor,
+        everything, once."""
+        refusal = self.refusal()
+        if refusal:
+            reason = "not_attached" if refusal == "unavailable" else refusal
+            return Reserved(None, None, reason)
+        home = self._home
+        try:
+            try:
+                reservation = self._reserve(home, keys, tokens_from, wants, cursor)
+            except (NotFound, FailedPrecondition):
+                if cursor is None:
+                    raise
+                reservation = self._reserve(home, keys, tokens_from, wants, None)
+        except KvtierError as error:
+            self._failed("reserve", error)
+            return Reserved(None, None, "error")
+        self.breaker.succeeded()
+        grant = None if reservation.ticket is None else Grant(reservation.ticket, home)
+        return Reserved(reservation, grant, "")
+
+    def _reserve(
+        self,
+        home: _Home,
+        keys: RequestKeys,
+        tokens_from: Callable[[int], Any],
+        wants: Sequence[BlockRange],
+        cursor: Cursor | None,
+    ) -> Reservation:
+        start = 0 if cursor is None else cursor.tokens
+        tokens = tokens_from(start)
+        first_block = start // keys.block_tokens
+        return home.session.reserve(
+            tokens,
+            wants,
+            salt=keys.salt,
+            lora=keys.lora,
+            cursor=cursor,
+            extra_keys=keys.extra(first_block, first_block + len(tokens) // keys.block_tokens),
+            timeout_s=self._options.lookup_timeout_s,
+        )
+
+    def _failed(self, what: str, error: KvtierError) -> str:
+        """Note it, and say which outcome of a lookup it is."""
+        if not isinstance(error, _SICK):
+            self.breaker.succeeded()
+            logger.warning("kvtier: %s: %s", what, error)
+            return "error"
+        was_open = self.breaker.is_open
+        self.breaker.failed(self._clock())
+        if self.breaker.is_open and not was_open:
+            logger.warning("kvtier: the daemon does not answer, asking it less often: %s", error)
+        return "timeout" if isinstance(error, DeadlineExceeded) else "unavailable"

@@ -1,0 +1,619 @@
+"""An engine around the scheduler half, for tests: vLLM's order of calls, its blocks, its workers.
+
+Content is symbolic. An engine block holds a tag that says which tokens of which group it was
+computed from, so a wrong byte anywhere shows as a wrong tag: before a request is computed on, every
+block that its next token would read is compared with what it must hold; what a store reads is
+compared with the tokens that the daemon was told. A block that a load or store of any rank uses is
+`busy`, and giving it to somebody else fails the test.
+
+What is like vLLM 0.32: one pool of blocks for all groups with reference counts and a null block;
+waiting requests asked for every step until they have blocks; async loads outside of the batch;
+preemption of the last running request; chunked prefill; out-of-window blocks given back; recurrent
+states in "align" mode (a chunk ends at a block's end, the state there is offered for storing); a
+prefix cache of its own. Workers report at different times.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import vllm_fakes as fakes
+from kvtier.types import NO_BLOCK, Kind
+from kvtier.vllm.geometry import Geometry, GroupComponent
+from kvtier.vllm.meta import JobReport, KvtierMetadata, LoadJob, StoreJob, WorkerReport
+from kvtier.vllm.scheduler import SchedulerSide
+from vllm_daemon import FakeDaemon
+
+Tag = tuple[Any, ...]
+
+
+def geometry_of(
+    block_tokens: int,
+    components: list[tuple[Kind, int, int, int]],
+    ranks: int = 1,
+    pool_blocks: int = 64,
+) -> Geometry:
+    """components: (kind, window_tokens, how many groups, tokens of an engine block)."""
+    made, group = [], 0
+    for kind, window, groups, engine_tokens in components:
+        made.append(
+            GroupComponent(
+                kind=kind,
+                window_tokens=window,
+                groups=tuple(range(group, group + groups)),
+                group_block_tokens=engine_tokens,
+                engine_blocks_per_group=1 if kind is Kind.STATE else block_tokens // engine_tokens,
+                layer_names=(("l",),) * groups,
+                places=(),
+                is_replicated=False,
+                text=f"{kind} {window}",
+            )
+        )
+        group += groups
+    return Geometry(
+        block_tokens=block_tokens,
+        components=tuple(made),
+        group_count=group,
+        pool_blocks=pool_blocks,
+        ranks=ranks,
+        layout="",
+        model="m",
+        revision="",
+        dtype="",
+        tags=(),
+    )
+
+
+@dataclass(eq=False)
+class Block:
+    block_id: int
+    ref_cnt: int = 0
+    tag: Tag | None = None  # under which the engine's own prefix cache finds it
+
+    @property
+    def is_null(self) -> bool:
+        return self.block_id == 0
+
+
+class Pool:
+    """vLLM's BlockPool, as much as is used."""
+
+    def __init__(self, count: int) -> None:
+        self.blocks = [Block(i) for i in range(count)]
+        self.free = deque(self.blocks[1:])
+        self.busy: Counter[int] = Counter()
+        self.memory: dict[int, Tag] = {}
+        self.cached: dict[Tag, int] = {}
+        self._serial = 0
+
+    def take(self, count: int) -> list[Block] | None:
+        if count > len(self.free):
+            return None
+        taken = [self.free.popleft() for _ in range(count)]
+        for block in taken:
+            assert block.ref_cnt == 0
+            assert self.busy[block.block_id] == 0, "reused while a job uses it"
+            if block.tag is not None:
+                self.cached.pop(block.tag, None)
+                block.tag = None
+            block.ref_cnt = 1
+            self._serial += 1
+            self.memory[block.block_id] = ("junk", self._serial)
+        return taken
+
+    def touch(self, blocks: Iterable[Block]) -> None:
+        for block in blocks:
+            assert not block.is_null
+            if block.ref_cnt == 0:
+                self.free.remove(block)
+            block.ref_cnt += 1
+
+    def free_blocks(self, blocks: Iterable[Block]) -> None:
+        for block in blocks:
+            if block.is_null:
+                continue
+            assert block.ref_cnt > 0
+            block.ref_cnt -= 1
+            if block.ref_cnt == 0:
+                if block.tag is None:
+                    self.free.appendleft(block)
+                else:
+                    self.free.append(block)
+
+    def remember(self, block_id: int, tag: Tag) -> None:
+        if tag not in self.cached and self.blocks[block_id].tag is None:
+            self.cached[tag] = block_id
+            self.blocks[block_id].tag = tag
+
+
+@dataclass(eq=False)
+class Job:
+    """One rank's part of a job."""
+
+    job: LoadJob | StoreJob
+    ends_in: int
+    blocks: list[int]
+    is_cancelled: bool = False
+
+
+@dataclass(eq=False)
+class Req:
+    request: fakes.Request
+    max_tokens: int
+    tables: list[list[int]] = field(default_factory=list)
+    is_remote: bool = False  # waits for an async load
+    is_sync_loading: bool = False
+    local: int = 0
+    preempted: bool = False
+
+    @property
+    def id(self) -> str:
+        return self.request.request_id
+
+
+class FakeEngine:
+    """Drive it with add(), abort(), step()."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        side: SchedulerSide,
+        daemon: FakeDaemon,
+        rng: Random,
+        *,
+        chunk: int = 32,
+        running_max: int = 4,
+        has_own_cache: bool = True,
+        lends_pool: bool = True,
+    ) -> None:
+        self.geometry, self.side, self.daemon, self.rng = geometry, side, daemon, rng
+        self.pool = Pool(geometry.pool_blocks)
+        self.chunk, self.running_max, self.has_own_cache = chunk, running_max, has_own_cache
+        self.waiting: deque[Req] = deque()
+        self.running: list[Req] = []
+        self.gone: dict[str, Req] = {}  # finished, their blocks kept for an async load
+        self.ranks: list[dict[int, Job]] = [{} for _ in range(geometry.ranks)]
+        self.recv_left: Counter[str] = Counter()
+        self.recv_failed: set[str] = set()
+        self.preempted: set[str] = set()
+        self.seen: list[KvtierMetadata] = []
+        self.loaded_tokens = 0
+        self.computed_tokens = 0
+        self.failure_rate = 0.0
+        self.job_steps: Callable[[], int] = lambda: self.rng.randrange(4)
+        self.weights = 0  # changes with a reset; part of every tag
+        if lends_pool:
+            side.bind_gpu_block_pool(self.pool)
+
+    # ---- tags ----------------------------------------------------------------------------------
+
+    def tag(self, req: Req, group: int, end: int) -> Tag:
+        request = req.request
+        return (self.weights, group, request.cache_salt, tuple(request.all_token_ids[:end]))
+
+    def component_of(self, group: int) -> GroupComponent:
+        return next(c for c in self.geometry.components if group in c.groups)
+
+    def groups(self) -> Iterable[tuple[int, GroupComponent]]:
+        for group in range(self.geometry.group_count):
+            yield group, self.component_of(group)
+
+    def needed(self, component: GroupComponent, computed: int) -> list[tuple[int, int]]:
+        """(block number, end of tokens) that a request with so many tokens must hold, whole
+        blocks only."""
+        size = component.group_block_tokens
+        if computed == 0:
+            return []
+        if component.kind is Kind.STATE:
+            return [(computed // size - 1, computed)] if computed % size == 0 else []
+        low = computed - component.window_tokens if component.window_tokens else 0
+        return [(i, (i + 1) * size) for i in range(computed // size) if (i + 1) * size > low]
+
+    # ---- requests ------------------------------------------------------------------------------
+
+    def add(self, req_id: str, tokens: list[int], max_tokens: int = 1, **more: Any) -> Req:
+        req = Req(fakes.Request(req_id, list(tokens), **more), max_tokens)
+        self.waiting.append(req)
+        return req
+
+    def abort(self, req_id: str) -> None:
+        for req in [*self.waiting, *self.running]:
+            if req.id == req_id:
+                self.finish(req)
+                return
+
+    def finish(self, req: Req) -> None:
+        if req in self.running:
+            self.running.remove(req)
+        else:
+            self.waiting.remove(req)
+        delayed, params = self.side.request_finished(req.request)
+        assert (delayed, params) == (False, None)
+        if req.is_remote:
+            self.gone[req.id] = req
+        else:
+            self.free(req)
+
+    def free(self, req: Req) -> None:
+        for table in req.tables:
+            self.pool.free_blocks(self.pool.blocks[b] for b in reversed(table))
+        req.tables = []
+
+    def preempt(self, req: Req) -> None:
+        self.running.remove(req)
+        self.free(req)
+        req.request.num_computed_tokens = 0
+        req.preempted = True
+        self.waiting.appendleft(req)
+        self.preempted.add(req.id)
+
+    # ---- blocks --------------------------------------------------------------------------------
+
+    def local_hit(self, req: Req) -> int:
+        if not self.has_own_cache:
+            return 0
+        step = max(c.group_block_tokens for c in self.geometry.components)
+        most = (req.request.num_tokens - 1) // step * step
+        for end in range(most, 0, -step):
+            if all(
+                self.tag(req, g, e) in self.pool.cached
+                for g, c in self.groups()
+                for _, e in self.needed(c, end)
+            ):
+                return end
+        return 0
+
+    def allocate(self, req: Req, local: int, computed: int, end: int) -> bool:
+        """Tables for tokens [0, end); [0, local) from the own cache if the request has none yet."""
+        fresh = not req.tables
+        tables = [list(table) for table in req.tables] or [
+            [] for _ in range(self.geometry.group_count)
+        ]
+        hits: list[Block] = []
+        missing: list[tuple[int, int]] = []
+        for group, component in self.groups():
+            size, table = component.group_block_tokens, tables[group]
+            count = -(-end // size)
+            table.extend([0] * (count - len(table)))
+            keep = {i for i, _ in self.needed(component, local)} if fresh else set()
+            for i in keep:
+                block_id = self.pool.cached[self.tag(req, group, (i + 1) * size)]
+                hits.append(self.pool.blocks[block_id])
+                table[i] = block_id
+            missing += [(group, i) for i in self._new_blocks(component, table, computed, end)]
+        self.pool.touch(hits)
+        new = self.pool.take(len(missing))
+        if new is None:
+            self.pool.free_blocks(hits)
+            return False
+        for (group, i), block in zip(missing, new, strict=True):
+            tables[group][i] = block.block_id
+        req.tables = tables
+        return True
+
+    def _new_blocks(
+        self, component: GroupComponent, table: list[int], computed: int, end: int
+    ) -> list[int]:
+        size = component.group_block_tokens
+        if component.kind is Kind.STATE:
+            wanted = {computed // size - 1} if computed and computed % size == 0 else set()
+            if end > computed:
+                wanted.add((end - 1) // size)
+            return [i for i in sorted(wanted) if table[i] == 0]
+        low = computed - component.window_tokens if component.window_tokens else 0
+        return [i for i in range(len(table)) if table[i] == 0 and (i + 1) * size > low]
+
+    def slide(self, req: Req) -> None:
+        """Give back what the next token does not read."""
+        computed = req.request.num_computed_tokens
+        for group, component in self.groups():
+            size, table = component.group_block_tokens, req.tables[group]
+            low = 0
+            if component.kind is Kind.STATE:
+                low = (computed - 1) // size
+            elif component.window_tokens:
+                low = max(0, computed - component.window_tokens) // size
+            for i in range(min(low, len(table))):
+                if table[i]:
+                    self.pool.free_blocks([self.pool.blocks[table[i]]])
+                    table[i] = 0
+
+    def check_readable(self, req: Req) -> None:
+        """What the next token reads is what it must be."""
+        computed = req.request.num_computed_tokens
+        for group, component in self.groups():
+            for i, end in self.needed(component, computed):
+                found = self.pool.memory[req.tables[group][i]]
+                assert found == self.tag(req, group, end), (req.id, group, i, computed)
+
+    # ---- a step --------------------------------------------------------------------------------
+
+    def next_tokens(self, req: Req, computed: int) -> int:
+        count = min(self.chunk, req.request.num_tokens - computed)
+        for component in self.geometry.components:
+            size = component.group_block_tokens
+            if component.kind is Kind.STATE and (computed + count) % size:
+                aligned = (computed + count) // size * size
+                if aligned > computed:
+                    count = aligned - computed
+        return count
+
+    def schedule_running(self, scheduled: dict[str, int]) -> None:
+        for req in list(self.running):
+            if req not in self.running:
+                continue
+            computed = req.request.num_computed_tokens
+            count = self.next_tokens(req, computed)
+            self.slide(req)
+            while not self.allocate(req, 0, computed, computed + count):
+                victim = self.running[-1]
+                scheduled.pop(victim.id, None)
+                self.preempt(victim)
+                if victim is req:
+                    break
+            else:
+                scheduled[req.id] = count
+
+    def schedule_waiting(self, scheduled: dict[str, int]) -> None:
+        for req in list(self.waiting):
+            if req.is_remote or len(self.running) >= self.running_max:
+                continue
+            request = req.request
+            if request.num_computed_tokens == 0:
+                local = self.local_hit(req)
+                external, is_async = self.side.get_num_new_matched_tokens(request, local)
+                self.check_offer(req, local, external, is_async)
+            else:
+                local, external, is_async = 0, 0, False
+            computed = max(local + external, request.num_computed_tokens)
+            count = 0 if is_async else self.next_tokens(req, computed)
+            if not self.allocate(req, local, computed, computed + count):
+                break
+            req.local = local
+            self.side.update_state_after_alloc(
+                request, SimpleNamespace(get_block_ids=lambda req=req: tuple(req.tables)), external
+            )
+            request.num_computed_tokens = computed
+            if is_async:
+                req.is_remote = True
+                self.recv_left[req.id] = self.geometry.ranks
+                continue
+            req.is_sync_loading = external > 0
+            self.waiting.remove(req)
+            self.running.append(req)
+            scheduled[req.id] = count
+
+    def check_offer(self, req: Req, local: int, external: int, is_async: bool) -> None:
+        """Nothing is offered that the daemon does not have."""
+        assert external >= 0
+        assert local + external < req.request.num_tokens
+        assert not (external == 0 and is_async)
+        if external:
+            session = self.daemon.sessions[-1]
+            root = repr((str(req.request.cache_salt or "").encode(), b"")).encode()
+            path = self.daemon.path_of(session.spec, root, req.request.all_token_ids, {})
+            blocks, rest = divmod(local + external, self.geometry.block_tokens)
+            assert rest == 0
+            assert self.daemon.accepts(session.spec, path, blocks)
+
+    def step(self) -> KvtierMetadata:
+        scheduled: dict[str, int] = {}
+        self.schedule_running(scheduled)
+        if not self.preempted:
+            self.schedule_waiting(scheduled)
+        by_id = {req.id: req for req in self.running}
+        state = SimpleNamespace(
+            get_block_ids=lambda req_id: tuple(by_id[req_id].tables),
+            boundary_state_offloads={
+                req_id: offers
+                for req_id, count in scheduled.items()
+                if (offers := self.states_after(by_id[req_id], count))
+            },
+        )
+        meta = self.side.build_connector_meta(
+            SimpleNamespace(
+                num_scheduled_tokens=scheduled,
+                preempted_req_ids=self.preempted,
+                kv_connector_block_state=state,
+            )
+        )
+        self.preempted = set()
+        self.seen.append(meta)
+        self.begin_loads(meta)
+        bad = self.poll(sync_only=True)
+        self.compute(by_id, scheduled, bad)
+        self.begin_stores(meta)
+        self.poll(sync_only=False)
+        return meta
+
+    def states_after(self, req: Req, count: int) -> list[tuple[int, int, int]]:
+        end = req.request.num_computed_tokens + count
+        return [
+            (group, req.tables[group][end // c.group_block_tokens - 1], end)
+            for group, c in self.groups()
+            if c.kind is Kind.STATE and end % c.group_block_tokens == 0
+        ]
+
+    def compute(self, by_id: dict[str, Req], scheduled: dict[str, int], bad: set[str]) -> None:
+        for req_id, count in scheduled.items():
+            req = by_id[req_id]
+            request = req.request
+            if req_id in bad:  # vLLM goes back to what it had itself
+                request.num_computed_tokens = req.local
+                continue
+            self.check_readable(req)
+            start, end = request.num_computed_tokens, request.num_computed_tokens + count
+            for group, component in self.groups():
+                self.write(req, group, component, start, end)
+            request.num_computed_tokens = end
+            self.computed_tokens += count
+            if end == request.num_tokens:
+                if end - request.num_prompt_tokens + 1 >= req.max_tokens:
+                    self.finish(req)
+                else:
+                    request.all_token_ids.append(self.rng.randrange(3))
+
+    def write(self, req: Req, group: int, component: GroupComponent, start: int, end: int) -> None:
+        size, table = component.group_block_tokens, req.tables[group]
+        first = (end - 1) // size if component.kind is Kind.STATE else start // size
+        for i in range(first, -(-end // size)):
+            block_id = table[i]
+            assert block_id != 0
+            assert self.pool.busy[block_id] == 0, "written while a job uses it"
+            assert self.pool.blocks[block_id].tag is None, "written while others share it"
+            until = min(end, (i + 1) * size)
+            self.pool.memory[block_id] = self.tag(req, group, until)
+            if until == (i + 1) * size and self.has_own_cache:
+                self.pool.remember(block_id, self.tag(req, group, until))
+
+    # ---- workers -------------------------------------------------------------------------------
+
+    def begin_loads(self, meta: KvtierMetadata) -> None:
+        for load in meta.loads:
+            self._begin(load, load.is_sync or not load.lease)
+        for job_id in meta.cancels:
+            for rank in self.ranks:
+                if job_id in rank:
+                    rank[job_id].is_cancelled = True
+
+    def begin_stores(self, meta: KvtierMetadata) -> None:
+        for store in meta.stores:
+            self._begin(store, store.is_fenced)
+
+    def _begin(self, job: LoadJob | StoreJob, is_now: bool) -> None:
+        blocks = [b for move in job.moves for b in move.engine_blocks if b != NO_BLOCK]
+        if isinstance(job, LoadJob) and not job.lease:
+            blocks = []
+        for move in job.moves:
+            per_block = self.geometry.components[move.component].engine_blocks_per_block
+            assert (isinstance(job, LoadJob) and not job.lease) or (
+                len(move.engine_blocks) == len(move.blocks) * per_block
+            )
+            assert 0 not in move.engine_blocks
+        for rank in self.ranks:
+            rank[job.job_id] = Job(job, 0 if is_now else self.job_steps(), blocks)
+            self.pool.busy.update(blocks)
+
+    def poll(self, sync_only: bool) -> set[str]:
+        """End what is due, and tell the scheduler. Returns requests whose load within the step
+        failed."""
+        reports, failed_sync, received = WorkerReport(), set(), []
+        for number, rank in enumerate(self.ranks):
+            for running in list(rank.values()):
+                job = running.job
+                is_sync = isinstance(job, LoadJob) and job.is_sync
+                if sync_only and not is_sync:
+                    continue
+                if running.ends_in > 0:
+                    running.ends_in -= 1
+                    continue
+                del rank[job.job_id]
+                self.pool.busy.subtract(running.blocks)
+                is_ok = (
+                    self.move(running) if number == 0 else self.rng.random() >= self.failure_rate
+                )
+                reports = reports.aggregate(WorkerReport({job.job_id: JobReport(1, is_ok)}))
+                if isinstance(job, LoadJob):
+                    if job.is_sync:
+                        failed_sync |= set() if is_ok else {job.req_id}
+                    else:
+                        received.append((job.req_id, is_ok))
+        self.receive(received, reports)
+        return failed_sync
+
+    def receive(self, received: list[tuple[str, bool]], reports: WorkerReport) -> None:
+        over = []
+        for req_id, is_ok in received:
+            self.recv_left[req_id] -= 1
+            if not is_ok:
+                self.recv_failed.add(req_id)
+            if self.recv_left[req_id] == 0:
+                over.append(req_id)
+        failed = self.recv_failed & set(over)
+        self.recv_failed -= failed
+        self.side.update_connector_output(
+            SimpleNamespace(
+                failed_recving=failed,
+                kv_connector_worker_meta=reports if reports.finished else None,
+            )
+        )
+        for req_id in over:
+            self.end_remote(req_id, req_id in failed)
+
+    def end_remote(self, req_id: str, has_failed: bool) -> None:
+        if req_id in self.gone:
+            self.free(self.gone.pop(req_id))
+            return
+        req = next(r for r in self.waiting if r.id == req_id)
+        req.is_remote = False
+        if has_failed:
+            self.free(req)
+            req.request.num_computed_tokens = 0
+            return
+        self.check_readable(req)
+        self.loaded_tokens += req.request.num_computed_tokens - req.local
+
+    def move(self, running: Job) -> bool:
+        job = running.job
+        if running.is_cancelled or self.rng.random() < self.failure_rate:
+            return False
+        if isinstance(job, StoreJob):
+            return all(self.store_one(job, *one) for one in self.each(job))
+        return bool(job.lease) and all(self.load_one(job, *one) for one in self.each(job))
+
+    def each(self, job: LoadJob | StoreJob) -> Iterable[tuple[int, int, list[int]]]:
+        for move in job.moves:
+            per_block = self.geometry.components[move.component].engine_blocks_per_block
+            for at, block in enumerate(move.blocks):
+                yield move.component, block, move.engine_blocks[at * per_block :][:per_block]
+
+    def load_one(self, job: LoadJob, component: int, block: int, ids: list[int]) -> bool:
+        payload = self.daemon.promote(job.lease, component, block)
+        if payload is None:
+            return False
+        for block_id, tag in zip(ids, payload, strict=True):
+            if block_id != NO_BLOCK:
+                assert self.pool.blocks[block_id].ref_cnt == 1, "a load writes a shared block"
+                self.pool.memory[block_id] = tag
+        return True
+
+    def store_one(self, job: StoreJob, component: int, block: int, ids: list[int]) -> bool:
+        payload = tuple(self.pool.memory[block_id] for block_id in ids)
+        self.check_stored(component, block, payload)
+        return self.daemon.demote(job.ticket, component, block, payload)
+
+    def check_stored(self, component: int, block: int, payload: tuple[Tag, ...]) -> None:
+        """Each part holds the end of the tokens that it should; whose tokens, `load_one` sees."""
+        spec = self.geometry.components[component]
+        per_group, size = spec.engine_blocks_per_group, spec.group_block_tokens
+        end = (block + 1) * self.geometry.block_tokens
+        for at, tag in enumerate(payload):
+            part_end = (
+                end if spec.kind is Kind.STATE else (end - (per_group - 1 - at % per_group) * size)
+            )
+            if spec.window_tokens and part_end <= end - spec.window_tokens:
+                continue
+            assert tag[1] == spec.groups[at // per_group]
+            assert len(tag[3]) == part_end, (component, block, at)
+
+    # ---- the end -------------------------------------------------------------------------------
+
+    def drain(self, steps_max: int = 2000) -> None:
+        """Until nothing is left to do; then nothing must be held."""
+        for _ in range(steps_max):
+            if not (self.waiting or self.running or self.gone or self.side.has_pending_push_work()):
+                break
+            self.step()
+        assert not self.waiting
+        assert not self.running
+        assert not self.gone
+        assert not self.side.has_pending_push_work()
+        assert self.daemon.leases == {}
+        assert self.daemon.tickets == {}
+        assert len(self.pool.free) == len(self.pool.blocks) - 1
+        assert not +self.pool.busy
