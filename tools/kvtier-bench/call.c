@@ -16,52 +16,77 @@ void bench_give_up(struct bench_engine *engine, int exit_status, const char *why
     atomic_store(&engine->exit_status, exit_status);
 }
 
-void bench_call_begin(struct bench_worker *worker, enum kvt_op_kind kind)
+int bench_caller_init(struct bench_caller *caller, struct bench_engine *engine,
+                      struct kvt_bench_stats *stats)
 {
-    kvt_arena_reset(&worker->arena);
-    memset(&worker->op, 0, sizeof(worker->op));
-    worker->op.kind = kind;
-    worker->op.arena = &worker->arena;
+    caller->engine = engine;
+    caller->stats = stats;
+    return kvt_arena_init(&caller->arena, KVT_OP_ARENA_BYTES_MAX, KVT_OP_ARENA_BYTES_MAX);
 }
 
-static void note_error(struct bench_worker *worker)
+void bench_caller_deinit(struct bench_caller *caller)
 {
-    const struct kvt_op *op = &worker->op;
-    bool is_gone = op->code == KVT_CODE_UNAVAILABLE ||
-                   (op->code == KVT_CODE_FAILED_PRECONDITION && op->kind != KVT_OP_LOOKUP &&
-                    op->kind != KVT_OP_RESERVE);
+    kvt_arena_deinit(&caller->arena);
+}
+
+void bench_call_begin(struct bench_caller *caller, enum kvt_op_kind kind)
+{
+    kvt_arena_reset(&caller->arena);
+    memset(&caller->op, 0, sizeof(caller->op));
+    caller->op.kind = kind;
+    caller->op.arena = &caller->arena;
+}
+
+void bench_note_error(struct bench_engine *engine, struct kvt_bench_stats *stats,
+                      const struct bench_error *error)
+{
+    bool is_gone = error->code == KVT_CODE_UNAVAILABLE ||
+                   (error->code == KVT_CODE_FAILED_PRECONDITION && error->kind != KVT_OP_LOOKUP &&
+                    error->kind != KVT_OP_RESERVE);
     char why[256];
 
-    worker->stats.errors[op->kind][KVT_MIN((uint32_t)op->code, KVT_BENCH_CODES - 1)]++;
-    (void)snprintf(why, sizeof(why), "%s: %.200s", kvt_op_kind_text(op->kind), op->message);
+    stats->errors[error->kind][KVT_MIN((uint32_t)error->code, KVT_BENCH_CODES - 1)]++;
+    (void)snprintf(why, sizeof(why), "%s: %.200s", kvt_op_kind_text(error->kind), error->message);
     if (is_gone)
-        bench_give_up(worker->engine, KVT_BENCH_EXIT_AGAIN, why);
-    else if (op->code == KVT_CODE_INVALID_ARGUMENT || op->code == KVT_CODE_INTERNAL ||
-             op->code == KVT_CODE_PERMISSION_DENIED || op->code == KVT_CODE_UNIMPLEMENTED)
-        bench_give_up(worker->engine, 1, why); /* never right, whatever the cache does */
+        bench_give_up(engine, KVT_BENCH_EXIT_AGAIN, why);
+    else if (error->code == KVT_CODE_INVALID_ARGUMENT || error->code == KVT_CODE_INTERNAL ||
+             error->code == KVT_CODE_PERMISSION_DENIED || error->code == KVT_CODE_UNIMPLEMENTED)
+        bench_give_up(engine, 1, why); /* never right, whatever the cache does */
 }
 
-enum kvt_code bench_call(struct bench_worker *worker, enum kvt_bench_call which)
+enum kvt_code bench_call(struct bench_caller *caller, enum kvt_bench_call which)
 {
+    struct kvt_op *op = &caller->op;
     uint64_t began_ns = kvt_clock_mono_ns();
 
-    worker->op.deadline_ns = began_ns + worker->engine->options->deadline_ns;
-    kvt_client_call(worker->engine->link.client, &worker->op);
+    op->deadline_ns = began_ns + caller->engine->options->deadline_ns;
+    kvt_client_call(caller->engine->link.client, op);
     if (which < KVT_BENCH_CALLS)
-        kvt_histogram_add(&worker->stats.calls[which], kvt_clock_mono_ns() - began_ns);
-    if (worker->op.code != KVT_CODE_OK)
-        note_error(worker);
-    return worker->op.code;
+        kvt_histogram_add(&caller->stats->calls[which], kvt_clock_mono_ns() - began_ns);
+    if (op->code != KVT_CODE_OK)
+        bench_note_error(caller->engine, caller->stats,
+                         &(struct bench_error){op->kind, op->code, op->message});
+    return op->code;
+}
+
+void bench_call_release(struct bench_caller *caller, struct kvt_handle session,
+                        struct kvt_handle lease, struct kvt_handle ticket)
+{
+    bench_call_begin(caller, KVT_OP_RELEASE);
+    caller->op.req.release.session = session;
+    caller->op.req.release.lease = lease;
+    caller->op.req.release.ticket = ticket;
+    (void)bench_call(caller, KVT_BENCH_CALLS);
 }
 
 bool bench_call_quiesce(struct bench_worker *worker, uint32_t rank, uint64_t op_id)
 {
     worker->stats.quiesced_later++;
     for (int i = 0; i < 10 && !atomic_load(&worker->engine->is_stopping); i++) {
-        bench_call_begin(worker, KVT_OP_QUIESCE);
-        worker->op.req.quiesce.session = worker->engine->ranks[rank].handle;
-        worker->op.req.quiesce.op_id = op_id;
-        if (bench_call(worker, KVT_BENCH_CALLS) == KVT_CODE_OK)
+        bench_call_begin(&worker->call, KVT_OP_QUIESCE);
+        worker->call.op.req.quiesce.session = worker->engine->ranks[rank].handle;
+        worker->call.op.req.quiesce.op_id = op_id;
+        if (bench_call(&worker->call, KVT_BENCH_CALLS) == KVT_CODE_OK)
             return true;
     }
     return false;
@@ -83,7 +108,7 @@ static void *canceller_main(void *arg)
                                          CLOCK_MONOTONIC, &at);
         } else {
             /* The lock keeps the worker from ending the call's op under our hands. */
-            kvt_client_cancel(worker->engine->link.client, &worker->op);
+            kvt_client_cancel(worker->engine->link.client, &worker->call.op);
             worker->is_cancel_armed = false;
         }
     }

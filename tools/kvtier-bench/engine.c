@@ -37,7 +37,7 @@ static int worker_init(struct bench_worker *worker, struct bench_engine *engine,
     uint64_t tokens =
         (uint64_t)engine->workload->input_tokens_max +
         (engine->options->is_storing_output ? engine->workload->output_tokens_max : 0);
-    int r = kvt_arena_init(&worker->arena, KVT_OP_ARENA_BYTES_MAX, KVT_OP_ARENA_BYTES_MAX);
+    int r = bench_caller_init(&worker->call, engine, &worker->stats);
 
     if (r < 0)
         return kvt_trace(r);
@@ -45,9 +45,11 @@ static int worker_init(struct bench_worker *worker, struct bench_engine *engine,
     worker->worker_idx = idx;
     worker->tokens = kvt_alloc_zeroed(tokens + 1, sizeof(*worker->tokens));
     worker->chains = kvt_alloc_zeroed(engine->blocks_max + 1, sizeof(*worker->chains));
-    worker->cursors = kvt_alloc_zeroed(BENCH_CURSORS, sizeof(*worker->cursors));
-    if (worker->tokens == NULL || worker->chains == NULL || worker->cursors == NULL)
+    if (worker->tokens == NULL || worker->chains == NULL)
         return kvt_trace(-ENOMEM);
+    r = bench_cursors_init(&worker->cursors, engine->options->is_without_cursors);
+    if (r < 0)
+        return kvt_trace(r);
     for (uint32_t c = 0; c < engine->model->components_count; c++) {
         uint64_t each = engine->model->components[c].engine_blocks_per_block;
         uint64_t room = engine->blocks_max + 1;
@@ -66,10 +68,10 @@ static int worker_init(struct bench_worker *worker, struct bench_engine *engine,
 static void worker_deinit(struct bench_worker *worker)
 {
     bench_canceller_stop(worker);
-    kvt_arena_deinit(&worker->arena);
+    bench_caller_deinit(&worker->call);
     kvt_free(worker->tokens);
     kvt_free(worker->chains);
-    kvt_free(worker->cursors);
+    bench_cursors_deinit(&worker->cursors);
     for (uint32_t c = 0; c < KVT_COMPONENTS_MAX; c++) {
         kvt_free(worker->states[c]);
         kvt_free(worker->ids[c]);

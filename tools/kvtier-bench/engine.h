@@ -1,11 +1,10 @@
 /* Inside one engine process: the attachment to the daemon that its worker threads share, and what
- * each worker owns alone. Only for engine.c, worker.c and request.c. */
+ * each worker owns alone. Only for engine.c, call.c, request.c and the paged engine (paged.h). */
 #pragma once
 
+#include "tools/kvtier-bench/cursors.h"
 #include "tools/kvtier-bench/link.h"
 #include "tools/kvtier-bench/pool.h"
-
-#define BENCH_CURSORS 1024u /* of conversations, a worker */
 
 struct bench_engine {
     const struct kvt_bench_options *options;
@@ -21,10 +20,11 @@ struct bench_engine {
     _Atomic int exit_status;
 };
 
-struct bench_cursor { /* where the last turn of a conversation ended in the tree */
-    uint32_t session;
-    uint64_t request_idx, tokens_count;
-    struct kvt_handle cursor;
+struct bench_caller { /* one thread's calls over the engine's connection */
+    struct bench_engine *engine;
+    struct kvt_bench_stats *stats;
+    struct kvt_op op;
+    struct kvt_arena arena;
 };
 
 enum bench_block { /* of the request in hand, by component and block */
@@ -38,10 +38,9 @@ struct bench_worker {
     struct bench_engine *engine;
     uint32_t worker_idx;
     struct kvt_bench_stats stats; /* all that was counted, and the request in hand */
-    struct kvt_op op;
-    struct kvt_arena arena;
+    struct bench_caller call;
     uint64_t op_seq, promotes;
-    struct bench_cursor *cursors;
+    struct bench_cursors cursors;
 
     /* The request in hand. */
     uint64_t request_idx;
@@ -68,8 +67,22 @@ struct bench_worker {
 bool bench_request_run(struct bench_worker *worker, uint64_t request_idx);
 
 /* call.c: one call and its accounts. The op was begun with bench_call_begin. */
-void bench_call_begin(struct bench_worker *worker, enum kvt_op_kind kind);
-enum kvt_code bench_call(struct bench_worker *worker, enum kvt_bench_call which);
+KVT_MUST_USE int bench_caller_init(struct bench_caller *caller, struct bench_engine *engine,
+                                   struct kvt_bench_stats *stats);
+void bench_caller_deinit(struct bench_caller *caller);
+void bench_call_begin(struct bench_caller *caller, enum kvt_op_kind kind);
+enum kvt_code bench_call(struct bench_caller *caller, enum kvt_bench_call which);
+/* Either of the two may be NONE. */
+void bench_call_release(struct bench_caller *caller, struct kvt_handle session,
+                        struct kvt_handle lease, struct kvt_handle ticket);
+/* An error of one call is counted, and may mean that the engine cannot go on. */
+struct bench_error {
+    enum kvt_op_kind kind;
+    enum kvt_code code;
+    const char *message;
+};
+void bench_note_error(struct bench_engine *engine, struct kvt_bench_stats *stats,
+                      const struct bench_error *error);
 /* Waits until the daemon does not touch the client memory of @op_id any more: true. false: it could
  * not be had, the blocks must never be used again. */
 bool bench_call_quiesce(struct bench_worker *worker, uint32_t rank, uint64_t op_id);

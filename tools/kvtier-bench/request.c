@@ -50,29 +50,6 @@ static struct kvt_bench_shard shard_of(const struct bench_worker *worker, uint32
 
 /* ---- lookup ---------------------------------------------------------------------------------- */
 
-static struct bench_cursor *cursor_slot(struct bench_worker *worker)
-{
-    if (worker->request->session == KVT_SESSION_NONE || worker->engine->options->is_without_cursors)
-        return NULL;
-    return &worker->cursors[worker->request->session % BENCH_CURSORS];
-}
-
-/* The conversation's cursor, when this prompt goes on behind it. */
-static void recall_cursor(struct bench_worker *worker)
-{
-    struct bench_cursor *known = cursor_slot(worker);
-
-    worker->cursor = KVT_HANDLE_NONE;
-    worker->cursor_tokens = 0;
-    if (known == NULL || known->tokens_count == 0 || known->session != worker->request->session ||
-        known->tokens_count > worker->stored_tokens ||
-        known->tokens_count > kvt_workload_common_tokens(worker->engine->workload,
-                                                         known->request_idx, worker->request_idx))
-        return;
-    worker->cursor = known->cursor;
-    worker->cursor_tokens = known->tokens_count;
-}
-
 static void set_prefix(struct bench_worker *worker, struct kvt_api_prefix *prefix, uint64_t tokens)
 {
     prefix->salt = (struct kvt_text){worker->salt, (uint32_t)strlen(worker->salt)};
@@ -85,7 +62,7 @@ static void set_prefix(struct bench_worker *worker, struct kvt_api_prefix *prefi
 /* A cursor that went stale is no error: forget it and send everything. */
 static bool forget_stale_cursor(struct bench_worker *worker, enum kvt_op_kind kind)
 {
-    enum kvt_code code = worker->op.code;
+    enum kvt_code code = worker->call.op.code;
 
     if (worker->cursor_tokens == 0 ||
         (code != KVT_CODE_NOT_FOUND && code != KVT_CODE_FAILED_PRECONDITION))
@@ -99,16 +76,16 @@ static bool forget_stale_cursor(struct bench_worker *worker, enum kvt_op_kind ki
 
 static void call_lookup(struct bench_worker *worker)
 {
-    struct kvt_req_lookup *req = &worker->op.req.lookup;
+    struct kvt_req_lookup *req = &worker->call.op.req.lookup;
 
-    bench_call_begin(worker, KVT_OP_LOOKUP);
+    bench_call_begin(&worker->call, KVT_OP_LOOKUP);
     req->session = worker->engine->scheduler.handle;
     set_prefix(worker, &req->prefix, worker->prompt_tokens);
     req->limit_tokens =
         worker->engine->options->is_matching_whole ? UINT64_MAX : worker->prompt_tokens - 1;
     req->tiers = KVT_TIER_BITS_ALL;
     req->wants_lease = true;
-    (void)bench_call(worker, KVT_BENCH_LOOKUP);
+    (void)bench_call(&worker->call, KVT_BENCH_LOOKUP);
 }
 
 static void take_lookup(struct bench_worker *worker, const struct kvt_ans_lookup *ans)
@@ -132,19 +109,21 @@ static void take_lookup(struct bench_worker *worker, const struct kvt_ans_lookup
 
 static void lookup(struct bench_worker *worker)
 {
-    recall_cursor(worker);
+    worker->cursor_tokens =
+        bench_cursor_recall(&worker->cursors, worker->engine->workload, worker->request_idx,
+                            worker->stored_tokens, &worker->cursor);
     worker->stats.cursor_lookups += worker->cursor_tokens > 0;
     worker->stats.lookup_tokens += worker->prompt_tokens;
     worker->boundary_tokens = worker->branch_tokens = 0;
     worker->lease = KVT_HANDLE_NONE;
     call_lookup(worker);
-    if (worker->op.code != KVT_CODE_OK && forget_stale_cursor(worker, KVT_OP_LOOKUP))
+    if (worker->call.op.code != KVT_CODE_OK && forget_stale_cursor(worker, KVT_OP_LOOKUP))
         call_lookup(worker);
-    if (worker->op.code == KVT_CODE_OK)
-        take_lookup(worker, &worker->op.ans.lookup);
-    else if (worker->op.code == KVT_CODE_NOT_FOUND ||
-             worker->op.code == KVT_CODE_FAILED_PRECONDITION)
-        bench_give_up(worker->engine, KVT_BENCH_EXIT_AGAIN, worker->op.message);
+    if (worker->call.op.code == KVT_CODE_OK)
+        take_lookup(worker, &worker->call.op.ans.lookup);
+    else if (worker->call.op.code == KVT_CODE_NOT_FOUND ||
+             worker->call.op.code == KVT_CODE_FAILED_PRECONDITION)
+        bench_give_up(worker->engine, KVT_BENCH_EXIT_AGAIN, worker->call.op.message);
     worker->usable_tokens = worker->boundary_tokens;
 }
 
@@ -265,13 +244,13 @@ static void arm_cancel(struct bench_worker *worker, bool is_armed)
 
 static void promote_rank(struct bench_worker *worker, uint32_t rank)
 {
-    struct kvt_req_promote *req = &worker->op.req.promote;
+    struct kvt_req_promote *req = &worker->call.op.req.promote;
     struct kvt_api_moves list[KVT_COMPONENTS_MAX];
     uint64_t op_id = next_op_id(worker), every = worker->engine->options->cancel_every;
     bool is_cancelled = every != 0 && ++worker->promotes % every == 0;
     uint32_t count = 0;
 
-    bench_call_begin(worker, KVT_OP_PROMOTE);
+    bench_call_begin(&worker->call, KVT_OP_PROMOTE);
     for (uint32_t c = 0; c < worker->engine->model->components_count; c++)
         add_moves(worker, list, &count, c,
                   kvt_model_needed(worker->engine->model, c, worker->boundary_tokens),
@@ -283,34 +262,25 @@ static void promote_rank(struct bench_worker *worker, uint32_t rank)
     memcpy(req->moves, list, sizeof(list[0]) * count);
     if (is_cancelled)
         arm_cancel(worker, true);
-    (void)bench_call(worker, KVT_BENCH_PROMOTE);
+    (void)bench_call(&worker->call, KVT_BENCH_PROMOTE);
     if (is_cancelled)
         arm_cancel(worker, false);
-    if (worker->op.code != KVT_CODE_OK) {
+    if (worker->call.op.code != KVT_CODE_OK) {
         worker->usable_tokens = 0;
         if (!bench_call_quiesce(worker, rank, op_id))
             lose_moves(worker, list, count);
         return;
     }
-    worker->stats.promoted_bytes += worker->op.ans.promote.moved_bytes;
+    worker->stats.promoted_bytes += worker->call.op.ans.promote.moved_bytes;
     for (uint32_t t = 0; t < KVT_API_TIERS; t++)
-        worker->stats.promoted_blocks_from[t] += worker->op.ans.promote.moved_blocks_from[t];
+        worker->stats.promoted_blocks_from[t] += worker->call.op.ans.promote.moved_blocks_from[t];
     for (uint32_t m = 0; m < count; m++)
-        for (uint32_t i = 0; i < KVT_MIN(list[m].count, worker->op.ans.promote.moves.count[m]); i++)
+        for (uint32_t i = 0; i < KVT_MIN(list[m].count, worker->call.op.ans.promote.moves.count[m]);
+             i++)
             take_promoted(worker, rank, list[m].component, worker->move_idx[list[m].component][i],
-                          worker->op.ans.promote.moves.results[m][i]);
-    if (!worker->op.ans.promote.is_quiesced && !bench_call_quiesce(worker, rank, op_id))
+                          worker->call.op.ans.promote.moves.results[m][i]);
+    if (!worker->call.op.ans.promote.is_quiesced && !bench_call_quiesce(worker, rank, op_id))
         lose_moves(worker, list, count);
-}
-
-static void release(struct bench_worker *worker, struct kvt_handle session, struct kvt_handle lease,
-                    struct kvt_handle ticket)
-{
-    bench_call_begin(worker, KVT_OP_RELEASE);
-    worker->op.req.release.session = session;
-    worker->op.req.release.lease = lease;
-    worker->op.req.release.ticket = ticket;
-    (void)bench_call(worker, KVT_BENCH_CALLS);
 }
 
 static void promote(struct bench_worker *worker)
@@ -328,7 +298,8 @@ static void promote(struct bench_worker *worker)
         if (worker->lease.boot_id != 0)
             promote_rank(worker, rank);
         if (worker->lease.boot_id != 0)
-            release(worker, worker->engine->ranks[rank].handle, worker->lease, KVT_HANDLE_NONE);
+            bench_call_release(&worker->call, worker->engine->ranks[rank].handle, worker->lease,
+                               KVT_HANDLE_NONE);
     }
     if (worker->lease.boot_id == 0) /* the engine's lease limit: it computes everything */
         worker->usable_tokens = 0;
@@ -399,8 +370,6 @@ static bool compute(struct bench_worker *worker, const struct kvt_req_reserve *r
 static void take_reserve(struct bench_worker *worker, const struct kvt_req_reserve *req,
                          const struct kvt_ans_reserve *ans)
 {
-    struct bench_cursor *known = cursor_slot(worker);
-
     worker->ticket = ans->ticket;
     for (uint32_t w = 0; w < KVT_MIN(req->wants_count, ans->wants_count); w++) {
         const struct kvt_api_range *range = &req->wants[w];
@@ -413,9 +382,9 @@ static void take_reserve(struct bench_worker *worker, const struct kvt_req_reser
                 worker->states[range->component][range->first_block_idx + i] = BENCH_BLOCK_MISSING;
         }
     }
-    if (known != NULL && ans->cursor.boot_id != 0)
-        *known = (struct bench_cursor){worker->request->session, worker->request_idx,
-                                       ans->cursor_tokens, ans->cursor};
+    if (ans->cursor.boot_id != 0)
+        bench_cursor_keep(&worker->cursors, worker->engine->workload, worker->request_idx,
+                          ans->cursor_tokens, ans->cursor);
 }
 
 static bool reserve(struct bench_worker *worker)
@@ -427,27 +396,27 @@ static bool reserve(struct bench_worker *worker)
     if (!compute(worker, &wants))
         return false;
     do {
-        struct kvt_req_reserve *req = &worker->op.req.reserve;
+        struct kvt_req_reserve *req = &worker->call.op.req.reserve;
 
-        bench_call_begin(worker, KVT_OP_RESERVE);
+        bench_call_begin(&worker->call, KVT_OP_RESERVE);
         *req = wants;
         req->session = worker->engine->scheduler.handle;
         set_prefix(worker, &req->prefix, worker->stored_tokens);
-        (void)bench_call(worker, KVT_BENCH_RESERVE);
-    } while (worker->op.code != KVT_CODE_OK && forget_stale_cursor(worker, KVT_OP_RESERVE));
-    if (worker->op.code == KVT_CODE_OK)
-        take_reserve(worker, &wants, &worker->op.ans.reserve);
-    return worker->op.code == KVT_CODE_OK;
+        (void)bench_call(&worker->call, KVT_BENCH_RESERVE);
+    } while (worker->call.op.code != KVT_CODE_OK && forget_stale_cursor(worker, KVT_OP_RESERVE));
+    if (worker->call.op.code == KVT_CODE_OK)
+        take_reserve(worker, &wants, &worker->call.op.ans.reserve);
+    return worker->call.op.code == KVT_CODE_OK;
 }
 
 static void demote_rank(struct bench_worker *worker, uint32_t rank)
 {
-    struct kvt_req_demote *req = &worker->op.req.demote;
+    struct kvt_req_demote *req = &worker->call.op.req.demote;
     struct kvt_api_moves list[KVT_COMPONENTS_MAX];
     uint64_t op_id = next_op_id(worker);
     uint32_t count = 0;
 
-    bench_call_begin(worker, KVT_OP_DEMOTE);
+    bench_call_begin(&worker->call, KVT_OP_DEMOTE);
     for (uint32_t c = 0; c < worker->engine->model->components_count; c++)
         add_moves(worker, list, &count, c, (struct kvt_model_span){0, worker->blocks},
                   BENCH_BLOCK_MISSING);
@@ -458,17 +427,18 @@ static void demote_rank(struct bench_worker *worker, uint32_t rank)
     req->op_id = op_id;
     req->moves_count = count;
     memcpy(req->moves, list, sizeof(list[0]) * count);
-    if (bench_call(worker, KVT_BENCH_DEMOTE) != KVT_CODE_OK) {
+    if (bench_call(&worker->call, KVT_BENCH_DEMOTE) != KVT_CODE_OK) {
         if (!bench_call_quiesce(worker, rank, op_id))
             lose_moves(worker, list, count);
         return;
     }
-    worker->stats.demoted_bytes += worker->op.ans.demote.moved_bytes;
+    worker->stats.demoted_bytes += worker->call.op.ans.demote.moved_bytes;
     for (uint32_t m = 0; m < count; m++)
-        for (uint32_t i = 0; i < KVT_MIN(list[m].count, worker->op.ans.demote.moves.count[m]); i++)
-            worker->stats
-                .demote_results[worker->op.ans.demote.moves.results[m][i] % KVT_BENCH_RESULTS]++;
-    if (!worker->op.ans.demote.is_quiesced && !bench_call_quiesce(worker, rank, op_id))
+        for (uint32_t i = 0; i < KVT_MIN(list[m].count, worker->call.op.ans.demote.moves.count[m]);
+             i++)
+            worker->stats.demote_results[worker->call.op.ans.demote.moves.results[m][i] %
+                                         KVT_BENCH_RESULTS]++;
+    if (!worker->call.op.ans.demote.is_quiesced && !bench_call_quiesce(worker, rank, op_id))
         lose_moves(worker, list, count);
 }
 
@@ -479,7 +449,8 @@ static void store(struct bench_worker *worker)
         return;
     for (uint32_t rank = 0; rank < worker->engine->model->ranks; rank++)
         demote_rank(worker, rank);
-    release(worker, worker->engine->scheduler.handle, KVT_HANDLE_NONE, worker->ticket);
+    bench_call_release(&worker->call, worker->engine->scheduler.handle, KVT_HANDLE_NONE,
+                       worker->ticket);
 }
 
 /* ---- one request ----------------------------------------------------------------------------- */
@@ -525,7 +496,8 @@ bool bench_request_run(struct bench_worker *worker, uint64_t request_idx)
         if (!atomic_load(&worker->engine->is_stopping))
             store(worker);
         if (worker->lease.boot_id != 0)
-            release(worker, worker->engine->scheduler.handle, worker->lease, KVT_HANDLE_NONE);
+            bench_call_release(&worker->call, worker->engine->scheduler.handle, worker->lease,
+                               KVT_HANDLE_NONE);
         give_back(worker);
     }
     worker->stats.requests++;
