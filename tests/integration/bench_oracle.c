@@ -1,7 +1,8 @@
 /* Does kvtier-bench see what it is there to see? It runs against a naive cache (a table of payloads
- * behind the real gRPC server) that can be told to flip a byte, to serve another block's bytes, or
- * to leave a block out: the first two must end in exit status 1, the third must not, and an engine
- * that is killed must change nothing but the hits.
+ * behind the real gRPC server) that can be told to flip a byte, to serve another block's bytes, to
+ * write beside the blocks it was given or long after it said that it was done, to serve what only
+ * one rank has stored, or to leave a block out: all but the last must end in exit status 1, the
+ * last must not, and an engine that is killed must change nothing but the hits.
  *
  * The cache is one hash table of (chain, component, rank) -> payload; it never evicts; leases and
  * tickets are lists of chains that live until the end. Service thread only. */
@@ -22,7 +23,17 @@
 #define SESSIONS_MAX 512u
 #define BLOCK_TOKENS 64u
 
-enum lie { LIE_NONE, LIE_FLIP, LIE_OTHER_BLOCK, LIE_LEAVE_OUT };
+#define PARTS_MAX 16u /* engine blocks a block */
+
+enum lie {
+    LIE_NONE,
+    LIE_FLIP,
+    LIE_OTHER_BLOCK,
+    LIE_LEAVE_OUT,
+    LIE_BESIDE,   /* writes to the next engine block, too */
+    LIE_LATE,     /* writes once more, when the engine has long had the block back */
+    LIE_ONE_RANK, /* serves what rank 0 has stored to the others, too */
+};
 
 struct payload {
     uint64_t key;
@@ -41,8 +52,16 @@ struct seat { /* a session */
     struct kvt_layout layouts[KVT_COMPONENTS_MAX];
 };
 
+struct late { /* a write that is still to come */
+    struct seat *seat;
+    uint32_t component;
+    uint64_t ids[PARTS_MAX];
+    const uint8_t *bytes; /* NULL: none */
+};
+
 struct cache {
     enum lie lie;
+    struct late late;
     uint64_t promoted; /* every so many are lied about */
     uint32_t components_count, ranks;
     uint64_t block_bytes[KVT_COMPONENTS_MAX];
@@ -69,7 +88,9 @@ static struct payload *slot_of(uint64_t chain, uint32_t component, uint32_t rank
 /* All ranks and components of it are there: the naive cache knows whole blocks only. */
 static bool has_component(uint64_t chain, uint32_t component)
 {
-    for (uint32_t rank = 0; rank < cache.ranks; rank++)
+    uint32_t ranks = cache.lie == LIE_ONE_RANK ? 1 : cache.ranks;
+
+    for (uint32_t rank = 0; rank < ranks; rank++)
         if (slot_of(chain, component, rank)->bytes == NULL)
             return false;
     return true;
@@ -174,6 +195,52 @@ static struct kvt_client_view view_of(struct seat *seat, const struct kvt_api_mo
     };
 }
 
+/* Writes @bytes to engine blocks that nobody gave for it. */
+static void write_to(struct seat *seat, uint32_t component, const uint64_t *ids,
+                     const uint8_t *bytes)
+{
+    struct kvt_client_view view = {
+        .layout = &seat->layouts[component],
+        .engine_blocks = ids,
+        .end_piece = seat->layouts[component].pieces_count,
+    };
+    int r = kvt_client_scatter(&view, bytes);
+
+    KVT_ASSERT(r == 0);
+}
+
+static void copy_ids(uint64_t *ids, const struct kvt_client_view *view, uint64_t add)
+{
+    KVT_ASSERT(view->layout->engine_blocks_per_block <= PARTS_MAX);
+    for (uint32_t i = 0; i < view->layout->engine_blocks_per_block; i++)
+        ids[i] = view->engine_blocks[i] == KVT_ENGINE_BLOCK_NONE ? KVT_ENGINE_BLOCK_NONE
+                                                                 : view->engine_blocks[i] - add;
+}
+
+/* What was promised with the block, and goes wrong with its neighbours. */
+static void write_more(struct seat *seat, uint32_t component, const struct kvt_client_view *view,
+                       const uint8_t *bytes)
+{
+    uint64_t ids[PARTS_MAX];
+
+    if (cache.lie == LIE_BESIDE) {
+        copy_ids(ids, view, 1); /* ids begin at 1, behind the null block */
+        write_to(seat, component, ids, bytes);
+    } else if (cache.lie == LIE_LATE) {
+        cache.late = (struct late){.seat = seat, .component = component, .bytes = bytes};
+        copy_ids(cache.late.ids, view, 0);
+    }
+}
+
+static void write_late(void)
+{
+    struct late *late = &cache.late;
+
+    if (late->bytes != NULL && late->seat->is_used)
+        write_to(late->seat, late->component, late->ids, late->bytes);
+    late->bytes = NULL;
+}
+
 /* What the cache says it has: with the lie on, not always the truth. */
 static uint8_t promote_one(struct seat *seat, const struct kvt_api_moves *moves, uint32_t i,
                            const struct path *path)
@@ -187,6 +254,8 @@ static uint8_t promote_one(struct seat *seat, const struct kvt_api_moves *moves,
     if (is_lie && cache.lie == LIE_OTHER_BLOCK && moves->block_idx[i] > 0)
         chain = path->chains[moves->block_idx[i] - 1];
     bytes = slot_of(chain, moves->component, seat->rank)->bytes;
+    if (bytes == NULL && cache.lie == LIE_ONE_RANK)
+        bytes = slot_of(chain, moves->component, 0)->bytes;
     if (bytes == NULL || (is_lie && cache.lie == LIE_LEAVE_OUT))
         return KVT_MOVE_MISS;
     if (is_lie && cache.lie == LIE_FLIP)
@@ -194,6 +263,10 @@ static uint8_t promote_one(struct seat *seat, const struct kvt_api_moves *moves,
     r = kvt_client_scatter(&view, bytes);
     if (is_lie && cache.lie == LIE_FLIP)
         bytes[cache.promoted % cache.block_bytes[moves->component]] ^= 4;
+    if (is_lie)
+        write_more(seat, moves->component, &view, bytes);
+    else if (cache.promoted % 100 == 90)
+        write_late();
     return r == 0 ? KVT_MOVE_DONE : KVT_MOVE_CLIENT_GONE;
 }
 
@@ -320,6 +393,7 @@ static void region_close(void *ctx, void *mapping)
 struct run {
     int status;
     uint64_t requests, verified_blocks, wrong_bytes, hit_tokens, kills, recomputed;
+    uint64_t stray_bytes, preemptions, failed_loads, reused_by_other, slid_blocks, rank_kills;
 };
 
 static uint64_t number_of(const cJSON *object, const char *name)
@@ -364,16 +438,54 @@ static struct run run_bench(const char *program, const char *arguments, enum lie
     run.hit_tokens = number_of(object, "hit_tokens");
     run.kills = number_of(object, "engine_kills");
     run.recomputed = number_of(object, "recomputed_blocks");
+    run.stray_bytes = number_of(object, "stray_bytes");
+    run.preemptions = number_of(object, "preemptions");
+    run.failed_loads = number_of(object, "failed_loads");
+    run.reused_by_other = number_of(object, "reused_by_other");
+    run.slid_blocks = number_of(object, "slid_blocks");
+    run.rank_kills = number_of(object, "rank_kills");
     cJSON_Delete(object);
     for (uint32_t i = 0; i < SLOTS; i++)
         free(cache.slots[i].bytes);
     for (uint64_t i = 0; i < cache.paths_count; i++)
         free(cache.paths[i].chains);
-    printf("%-60s lie %d: status %d, %llu requests, %llu hit tokens, %llu verified, %llu wrong\n",
+    printf("%-60s lie %d: status %d, %llu requests, %llu hit tokens, %llu verified, %llu wrong, "
+           "%llu stray\n",
            arguments, (int)lie, run.status, (unsigned long long)run.requests,
            (unsigned long long)run.hit_tokens, (unsigned long long)run.verified_blocks,
-           (unsigned long long)run.wrong_bytes);
+           (unsigned long long)run.wrong_bytes, (unsigned long long)run.stray_bytes);
     return run;
+}
+
+static const char paged[] = "--paged --concurrency 6 --ranks 2 --layers 2 --preset hybrid "
+                            "--window 100 --limit 100 --pool-bytes 1792KiB --late-us 500";
+
+static void check_paged_engines(const char *program)
+{
+    static const enum lie bad[] = {LIE_FLIP, LIE_OTHER_BLOCK, LIE_BESIDE, LIE_LATE};
+    struct run run = run_bench(program, paged, LIE_NONE);
+    char more[256];
+
+    KVT_ASSERT(run.status == 0 && run.requests == 100 && run.wrong_bytes + run.stray_bytes == 0);
+    KVT_ASSERT(run.hit_tokens > 0 && run.verified_blocks > 0 && run.failed_loads == 0);
+    KVT_ASSERT(run.preemptions > 0 && run.reused_by_other > 0 && run.slid_blocks > 0);
+    for (size_t i = 0; i < KVT_COUNT_OF(bad); i++) {
+        run = run_bench(program, paged, bad[i]);
+        KVT_ASSERT(run.status == 1 && run.wrong_bytes + run.stray_bytes > 0);
+        KVT_ASSERT((run.stray_bytes > 0) == (bad[i] == LIE_BESIDE || bad[i] == LIE_LATE));
+    }
+    run = run_bench(program, paged, LIE_LEAVE_OUT);
+    KVT_ASSERT(run.status == 0 && run.requests == 100 && run.wrong_bytes + run.stray_bytes == 0);
+    KVT_ASSERT(run.failed_loads > 0 && run.recomputed >= run.failed_loads);
+    /* Ranks that begin late are often given up before: then only the others have stored. */
+    (void)snprintf(more, sizeof(more), "%s --cancel-every 3 --late-us 5000", paged);
+    run = run_bench(program, more, LIE_ONE_RANK);
+    KVT_ASSERT(run.status == 1 && run.wrong_bytes > 0);
+    (void)snprintf(more, sizeof(more), "%s --engines 2 --kill-engine-every 25 --kill-rank-every 20",
+                   paged);
+    run = run_bench(program, more, LIE_NONE);
+    KVT_ASSERT(run.status == 0 && run.requests == 100 && run.wrong_bytes + run.stray_bytes == 0);
+    KVT_ASSERT(run.kills >= 2 && run.rank_kills >= 1 && run.hit_tokens > 0);
 }
 
 int main(int argc, char **argv)
@@ -398,6 +510,7 @@ int main(int argc, char **argv)
     KVT_ASSERT(run.status == 0 && run.requests == 200 && run.kills >= 5 && run.hit_tokens > 0);
     run = run_bench(argv[1], "--no-verify", LIE_FLIP);
     KVT_ASSERT(run.status == 0 && run.verified_blocks == 0);
+    check_paged_engines(argv[1]);
     kvt_client_library_deinit();
     return 0;
 }

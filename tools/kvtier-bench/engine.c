@@ -1,7 +1,7 @@
 /* One engine process: opens the daemon, declares the model, attaches a scheduler and its ranks,
  * runs its workers, leaves. It may be killed at any moment: what counts lies in shared memory, what
  * it held in the daemon goes with its sessions. */
-#include "tools/kvtier-bench/engine.h"
+#include "tools/kvtier-bench/paged.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -80,9 +80,9 @@ static void worker_deinit(struct bench_worker *worker)
     }
 }
 
-static uint32_t owner_of(const struct bench_engine *engine, uint64_t request_idx)
+uint32_t bench_owner_of(const struct bench_engine *engine, uint64_t request_idx)
 {
-    uint32_t workers = engine->options->engines * engine->options->concurrency;
+    uint32_t workers = engine->options->engines * kvt_bench_workers_each(engine->options);
     uint32_t session = engine->workload->requests[request_idx].session;
 
     if (session == KVT_SESSION_NONE)
@@ -114,7 +114,7 @@ static void *worker_main(void *arg)
     worker->stats = shared->versions[valid];
     worker->stats.next_idx = KVT_MAX(worker->stats.next_idx, engine->options->requests_skipped);
     for (uint64_t i = worker->stats.next_idx; i < engine->workload->requests_count; i++) {
-        if (owner_of(engine, i) != mine)
+        if (bench_owner_of(engine, i) != mine)
             continue;
         wait_for_arrival(engine, i);
         if (atomic_load(&engine->is_stopping) || !bench_request_run(worker, i))
@@ -184,10 +184,17 @@ static int run(struct bench_engine *engine)
 {
     int r = make_pool(engine);
 
+    kvt_client_library_init();
     if (r == 0)
         r = attach_all(engine);
     if (r == 0)
         r = run_workers(engine);
+    for (uint32_t rank = 0; rank < engine->model->ranks; rank++)
+        engine->ranks[rank].session = kvt_session_detach(engine->ranks[rank].session);
+    engine->scheduler.session = kvt_session_detach(engine->scheduler.session);
+    bench_link_close(&engine->link);
+    kvt_client_library_deinit();
+    kvt_bench_pool_deinit(&engine->pool);
     return r;
 }
 
@@ -206,17 +213,10 @@ int kvt_bench_engine_run(const struct kvt_bench_options *options, const struct k
     uint64_t tokens = workload->input_tokens_max;
     int r;
 
-    if (options->is_storing_output)
+    if (options->is_storing_output || options->is_paged)
         tokens += workload->output_tokens_max;
     engine.blocks_max = tokens / model->block_tokens;
-    kvt_client_library_init();
-    r = run(&engine);
-    for (uint32_t rank = 0; rank < model->ranks; rank++)
-        engine.ranks[rank].session = kvt_session_detach(engine.ranks[rank].session);
-    engine.scheduler.session = kvt_session_detach(engine.scheduler.session);
-    bench_link_close(&engine.link);
-    kvt_client_library_deinit();
-    kvt_bench_pool_deinit(&engine.pool);
+    r = options->is_paged ? paged_engine_run(&engine) : run(&engine);
     if (r < 0)
         bench_give_up(&engine, 1, strerror(-r));
     return atomic_load(&engine.exit_status);

@@ -63,6 +63,8 @@ struct bench_worker {
     uint64_t cancel_at_ns;
 };
 
+/* engine.c: which worker of all engines a request belongs to. */
+uint32_t bench_owner_of(const struct bench_engine *engine, uint64_t request_idx);
 /* request.c: everything from lookup to release. false: this engine cannot go on. */
 bool bench_request_run(struct bench_worker *worker, uint64_t request_idx);
 

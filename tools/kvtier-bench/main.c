@@ -61,7 +61,7 @@ static const struct kvt_bench_stats *valid_stats(const struct parent *parent, ui
 
 static uint64_t engine_done(const struct parent *parent, uint32_t engine)
 {
-    uint32_t each = parent->options->concurrency;
+    uint32_t each = kvt_bench_workers_each(parent->options);
     uint64_t done = 0;
 
     for (uint32_t i = engine * each; i < (engine + 1) * each; i++)
@@ -118,6 +118,10 @@ static int take_end(struct parent *parent, uint32_t engine, int status)
     parent->pids[engine] = 0;
     if (parent->is_killed[engine]) {
         parent->outcome.kills++;
+        return start_engine(parent, engine);
+    }
+    if (WIFEXITED(status) && WEXITSTATUS(status) == KVT_BENCH_EXIT_RANK_LOST) {
+        parent->outcome.rank_kills++;
         return start_engine(parent, engine);
     }
     if (WIFEXITED(status) && WEXITSTATUS(status) == KVT_BENCH_EXIT_AGAIN)
@@ -185,13 +189,14 @@ static uint64_t requests_to_do(const struct parent *parent)
 
 static void show(struct parent *parent, struct kvt_progress *progress, uint64_t done)
 {
+    uint32_t workers = parent->options->engines * kvt_bench_workers_each(parent->options);
     uint64_t lookup_tokens = 0, hit_tokens = 0, wrong_bytes = 0;
     char note[96], share[KVT_TEXT_BYTES];
 
-    for (uint32_t i = 0; i < parent->options->engines * parent->options->concurrency; i++) {
+    for (uint32_t i = 0; i < workers; i++) {
         lookup_tokens += valid_stats(parent, i)->lookup_tokens;
         hit_tokens += valid_stats(parent, i)->hit_tokens;
-        wrong_bytes += valid_stats(parent, i)->wrong_bytes;
+        wrong_bytes += valid_stats(parent, i)->wrong_bytes + valid_stats(parent, i)->stray_bytes;
     }
     (void)snprintf(note, sizeof(note), "hit %s  wrong bytes %llu",
                    kvt_text_share(share, hit_tokens, lookup_tokens),
@@ -282,7 +287,7 @@ static void ask_daemon(struct parent *parent)
 
 static int run(struct parent *parent)
 {
-    uint32_t workers = parent->options->engines * parent->options->concurrency;
+    uint32_t workers = parent->options->engines * kvt_bench_workers_each(parent->options);
     size_t bytes = sizeof(*parent->shared) + workers * sizeof(parent->shared->workers[0]);
     uint64_t began_ns = kvt_clock_mono_ns();
     void *shared;
@@ -331,7 +336,8 @@ static int run_engines(const struct kvt_bench_options *options, const struct kvt
             kvt_bench_report_json(&parent->outcome, model);
         if (!options->is_json || options->is_reporting)
             kvt_bench_report_text(&parent->outcome, model, options->is_json ? stderr : stdout);
-        if (parent->outcome.sum.wrong_bytes > 0 || !parent->outcome.has_daemon_stats)
+        if (parent->outcome.sum.wrong_bytes + parent->outcome.sum.stray_bytes > 0 ||
+            !parent->outcome.has_daemon_stats)
             status = 1;
     }
     kvt_free(parent);

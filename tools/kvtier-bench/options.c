@@ -30,12 +30,17 @@ enum option_id {
     OPT_SEED,
     OPT_KILL,
     OPT_CANCEL,
+    OPT_CHUNK,
+    OPT_ABORT,
+    OPT_KILL_RANK,
+    OPT_LATE,
     OPT_POOL_BYTES,
     OPT_DEADLINE,
     OPT_NAMESPACE,
     OPT_JSON,
     OPT_REPORT,
     OPT_QUIET,
+    OPT_PAGED,
     OPT_NO_VERIFY,
     OPT_STORE_OUTPUT,
     OPT_MATCH_WHOLE,
@@ -67,6 +72,11 @@ static const struct option long_options[] = {
     {"seed", required_argument, NULL, OPT_SEED},
     {"kill-engine-every", required_argument, NULL, OPT_KILL},
     {"cancel-every", required_argument, NULL, OPT_CANCEL},
+    {"paged", no_argument, NULL, OPT_PAGED},
+    {"chunk-tokens", required_argument, NULL, OPT_CHUNK},
+    {"abort-every", required_argument, NULL, OPT_ABORT},
+    {"kill-rank-every", required_argument, NULL, OPT_KILL_RANK},
+    {"late-us", required_argument, NULL, OPT_LATE},
     {"pool-bytes", required_argument, NULL, OPT_POOL_BYTES},
     {"deadline", required_argument, NULL, OPT_DEADLINE},
     {"namespace", required_argument, NULL, OPT_NAMESPACE},
@@ -121,7 +131,8 @@ static const char load_text[] =
     "  --time-scale X           arrival times are multiplied by X; 0: no waiting (default 0)\n"
     "  --kill-engine-every N    SIGKILL one engine after every N requests; another goes on\n"
     "  --cancel-every N         cancel every N-th Promote in the middle\n"
-    "  --pool-bytes SIZE        engine's block pool of one rank (default: what it needs)\n"
+    "  --pool-bytes SIZE        engine's block pool of one rank (default: what it needs; of a\n"
+    "                           paged engine: half of that)\n"
     "  --store-output           store answers too, not only prompts\n"
     "  --match-whole            let a prompt hit whole; engines leave its last token to compute\n"
     "  --no-cursors             send all tokens each time\n"
@@ -130,6 +141,17 @@ static const char load_text[] =
     "  --json                   as JSON\n"
     "  --report                 with --json: the table too, on standard error\n"
     "  --quiet                  no progress bar\n";
+
+static const char paged_text[] =
+    "\nPaged engines: ranks in processes of their own, one bounded block pool for all layers, "
+    "requests\n"
+    "that run together, are preempted, and lose blocks that fall out of their windows\n"
+    "  --paged                  play these; --concurrency is how many requests run together\n"
+    "  --chunk-tokens N         tokens that a prompt computes in a step (default 512)\n"
+    "  --abort-every N          abort every N-th request: while it loads, or somewhere later\n"
+    "  --cancel-every N         cancel every N-th load or store, on one rank only\n"
+    "  --kill-rank-every N      SIGKILL a rank after about N requests, its engine soon after\n"
+    "  --late-us N              let half of the ranks begin up to N us late (default 0)\n";
 
 static const char synth_text[] =
     "\nMade-up agents (synth)\n"
@@ -145,6 +167,8 @@ static void print_help(const char *command)
     if (strcmp(command, "info") != 0)
         fputs(daemon_text, stdout);
     fputs(load_text, stdout);
+    if (strcmp(command, "info") != 0)
+        fputs(paged_text, stdout);
     if (strcmp(command, "replay") != 0)
         fputs(synth_text, stdout);
 }
@@ -258,6 +282,14 @@ static int take_load(struct kvt_bench_options *options, int id, const char *name
         return parse_number(name, arg, any, &options->kill_every);
     case OPT_CANCEL:
         return parse_number(name, arg, any, &options->cancel_every);
+    case OPT_CHUNK:
+        return parse_u32(name, arg, 1, 1u << 20, &options->chunk_tokens);
+    case OPT_ABORT:
+        return parse_number(name, arg, any, &options->abort_every);
+    case OPT_KILL_RANK:
+        return parse_number(name, arg, any, &options->kill_rank_every);
+    case OPT_LATE:
+        return parse_u32(name, arg, 0, 1000000, &options->late_us);
     case OPT_POOL_BYTES:
         return parse_number(name, arg, (struct number){1, 1ull << 46, true}, &options->pool_bytes);
     case OPT_DEADLINE:
@@ -295,6 +327,8 @@ static bool take_flag(struct kvt_bench_options *options, int id, const char *arg
         return options->is_reporting = true;
     case OPT_QUIET:
         return options->is_quiet = true;
+    case OPT_PAGED:
+        return options->is_paged = true;
     case OPT_NO_VERIFY:
         options->is_verifying = false;
         return true;
@@ -322,6 +356,7 @@ static void set_defaults(struct kvt_bench_options *options)
         .deadline_ns = 10 * KVT_NS_PER_S,
         .engines = 1,
         .concurrency = 1,
+        .chunk_tokens = 512,
         .is_verifying = true,
         .synth_sessions = synth.sessions,
         .synth_turns = synth.turns,
@@ -381,6 +416,13 @@ int kvt_bench_options_parse(struct kvt_bench_options *ret_options, int argc, cha
     }
     if (!ret_options->is_replay && !ret_options->is_info && ret_options->trace_path != NULL) {
         fputs("kvtier-bench: synth makes its requests up; for a trace use replay\n", stderr);
+        return EXIT_BAD;
+    }
+    if (!ret_options->is_paged &&
+        (ret_options->abort_every != 0 || ret_options->kill_rank_every != 0 ||
+         ret_options->late_us != 0)) {
+        fputs("kvtier-bench: --abort-every, --kill-rank-every and --late-us are for --paged\n",
+              stderr);
         return EXIT_BAD;
     }
     return 0;

@@ -88,6 +88,35 @@ static void json_moves(struct kvt_json *json, const struct kvt_bench_stats *sum)
     kvt_json_u64(json, "engine_blocks_lost", sum->blocks_lost);
 }
 
+static const struct paged_count {
+    const char *name, *text; /* in JSON, and for people */
+    size_t offset_bytes;
+} paged_counts[] = {
+#define COUNT(field, text)                                                                         \
+    {                                                                                              \
+#field, text, offsetof(struct kvt_bench_stats, field)                                      \
+    }
+    COUNT(loads, "loads"),
+    COUNT(failed_loads, "- not whole on every rank"),
+    COUNT(aborted_loads, "- aborted"),
+    COUNT(stores, "stores"),
+    COUNT(part_stores, "- not whole on every rank"),
+    COUNT(aborted_stores, "- aborted"),
+    COUNT(skipped_stores, "stores left out"),
+    COUNT(cancelled_ranks, "calls cancelled on one rank"),
+    COUNT(aborted_requests, "requests aborted"),
+    COUNT(preemptions, "preemptions"),
+    COUNT(reused_blocks, "engine blocks reused"),
+    COUNT(reused_by_other, "- by another component"),
+    COUNT(slid_blocks, "engine blocks out of a window"),
+#undef COUNT
+};
+
+static uint64_t paged_count(const struct kvt_bench_stats *sum, const struct paged_count *count)
+{
+    return *(const uint64_t *)(const void *)((const char *)sum + count->offset_bytes);
+}
+
 void kvt_bench_report_json(const struct kvt_bench_outcome *outcome, const struct kvt_model *model)
 {
     const struct kvt_bench_stats *sum = &outcome->sum;
@@ -107,7 +136,8 @@ void kvt_bench_report_json(const struct kvt_bench_outcome *outcome, const struct
     kvt_json_u64(&json, "verified_bytes", sum->verified_bytes);
     kvt_json_u64(&json, "wrong_blocks", sum->wrong_blocks);
     kvt_json_u64(&json, "wrong_bytes", sum->wrong_bytes);
-    if (sum->wrong_bytes > 0)
+    kvt_json_u64(&json, "stray_bytes", sum->stray_bytes);
+    if (sum->wrong_bytes + sum->stray_bytes > 0)
         kvt_json_text(&json, "first_wrong", outcome->first_wrong);
     if (outcome->has_daemon_stats) {
         kvt_json_u64(&json, "leases_left", outcome->leases_left);
@@ -116,11 +146,14 @@ void kvt_bench_report_json(const struct kvt_bench_outcome *outcome, const struct
     }
     kvt_json_double(&json, "seconds", (double)outcome->wall_ns / (double)KVT_NS_PER_S);
     kvt_json_u64(&json, "engine_kills", outcome->kills);
+    kvt_json_u64(&json, "rank_kills", outcome->rank_kills);
     kvt_json_u64(&json, "engine_restarts", outcome->restarts);
     kvt_json_u64(&json, "cursor_lookups", sum->cursor_lookups);
     kvt_json_u64(&json, "cursors_stale", sum->cursors_stale);
     kvt_json_u64(&json, "sent_tokens", sum->sent_tokens);
     json_moves(&json, sum);
+    for (size_t i = 0; i < KVT_COUNT_OF(paged_counts); i++)
+        kvt_json_u64(&json, paged_counts[i].name, paged_count(sum, &paged_counts[i]));
     json_calls(&json, sum);
     json_errors(&json, sum);
     kvt_json_finish(&json);
@@ -270,6 +303,10 @@ static void text_counts(const struct kvt_bench_outcome *outcome, FILE *out)
     count_row(table, "blocks computed", sum->computed_blocks);
     count_row(table, "blocks stored", sum->demote_results[KVT_MOVE_DONE]);
     count_row(table, "blocks promised, not delivered", sum->recomputed_blocks);
+    for (size_t i = 0; i < KVT_COUNT_OF(paged_counts) && sum->loads + sum->stores > 0; i++)
+        count_row(table, paged_counts[i].text, paged_count(sum, &paged_counts[i]));
+    if (outcome->rank_kills > 0)
+        count_row(table, "ranks killed", outcome->rank_kills);
     if (outcome->kills > 0)
         count_row(table, "engines killed", outcome->kills);
     if (outcome->restarts > 0)
@@ -281,6 +318,8 @@ static void text_counts(const struct kvt_bench_outcome *outcome, FILE *out)
     count_row(table, "pins left", outcome->pins_left);
     count_row(table, "blocks verified", sum->verified_blocks);
     count_row(table, "wrong bytes", sum->wrong_bytes);
+    if (sum->loads + sum->stores > 0)
+        count_row(table, "bytes written where nobody may write", sum->stray_bytes);
     print_table(table, out);
 }
 
@@ -297,6 +336,6 @@ void kvt_bench_report_text(const struct kvt_bench_outcome *outcome, const struct
     text_calls(&outcome->sum, out);
     text_errors(&outcome->sum, out);
     text_counts(outcome, out);
-    if (outcome->sum.wrong_bytes > 0)
+    if (outcome->sum.wrong_bytes + outcome->sum.stray_bytes > 0)
         fprintf(out, "WRONG BYTES: %s\n", outcome->first_wrong);
 }
