@@ -139,6 +139,14 @@ def test_two_loggers_of_one_message_do_not_see_each_other() -> None:
     assert build_stats(None).is_empty()
 
 
+def test_the_log_has_no_line_for_gauges_alone() -> None:
+    stats = KvtierStats()
+    stats.set_inflight(0, 0)
+    logged = build_stats(stats.to_dict())
+    assert logged.is_empty()
+    assert not logged.aggregate(busy()).is_empty()
+
+
 def test_durations_between_two_messages_are_bounded() -> None:
     stats = KvtierStats()
     for _ in range(metrics.SAMPLES_MAX + 5):

@@ -121,14 +121,6 @@ class KvtierStats(KVConnectorStats):
         if not self.data:
             self.reset()
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> KvtierStats:
-        """A copy of what `to_dict` gave: several loggers of vLLM read the same data and each of
-        them adds to what it made of it."""
-        stats = cls()
-        stats.aggregate(cls(data=dict(data)))
-        return stats
-
     def reset(self) -> None:
         """Forget everything."""
         self.data = {"counters": {}, "samples": {}, "gauges": {}}
@@ -344,9 +336,20 @@ class KvtierPromMetrics:
                 self._child(engine_idx, key, label).set(worst(known.values()))
 
 
+class LoggedStats(KvtierStats):
+    """What vLLM's log adds up over an interval. Gauges alone are no reason for a line of zeros."""
+
+    def is_empty(self) -> bool:
+        return not self.data["counters"]
+
+
 def build_stats(data: Mapping[str, Any] | None) -> KvtierStats:
-    """For `KvtierConnector.build_kv_connector_stats`."""
-    return KvtierStats() if data is None else KvtierStats.from_dict(data)
+    """For `KvtierConnector.build_kv_connector_stats`, which vLLM calls where it logs.
+
+    A copy: several loggers read the same data, and each adds to what it made of it.
+    """
+    stats = LoggedStats()
+    return stats if data is None else stats.aggregate(KvtierStats(data=dict(data)))
 
 
 def build_prom_metrics(
