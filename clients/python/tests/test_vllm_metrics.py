@@ -106,6 +106,27 @@ def test_take_gives_away_and_starts_anew() -> None:
     assert taken.counter("transfer_bytes", "load") == 4096
 
 
+def test_a_gauge_is_told_when_it_changes() -> None:
+    stats = KvtierStats()
+    stats.set_inflight(1, 0)
+    stats.set_inflight(2, 0)
+    assert stats.take() is not None
+    stats.set_inflight(2, 0)
+    assert stats.take() is None
+    stats.set_inflight(3, 0)
+    stats.set_inflight(2, 0)  # back to what was told, after something else was written
+    taken = stats.take()
+    assert taken is not None
+    assert taken.to_dict()["gauges"] == {"jobs_in_flight": {"load": {"": 2}}}
+
+
+def test_a_lookup_that_was_not_made_has_no_duration() -> None:
+    stats = KvtierStats()
+    stats.observe_lookup(0.0, 0, 640, "breaker_open")
+    assert stats.seconds("lookup_seconds") == []
+    assert stats.counter("lookups", "breaker_open") == 1
+
+
 def test_the_data_survives_pickle_and_json() -> None:
     stats = busy()
     assert pickle.loads(pickle.dumps(stats)).to_dict() == stats.to_dict()

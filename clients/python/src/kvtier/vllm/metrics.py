@@ -118,6 +118,7 @@ class KvtierStats(KVConnectorStats):
     """
 
     def __post_init__(self) -> None:
+        self._told: dict[tuple[str, str, str], int] = {}  # gauges, as last taken
         if not self.data:
             self.reset()
 
@@ -130,6 +131,9 @@ class KvtierStats(KVConnectorStats):
         if self.is_empty():
             return None
         taken = type(self)(data=self.data)
+        for name, by_label in self.data["gauges"].items():
+            for label, by_source in by_label.items():
+                self._told.update(((name, label, s), value) for s, value in by_source.items())
         self.reset()
         return taken
 
@@ -141,12 +145,14 @@ class KvtierStats(KVConnectorStats):
     def observe_lookup(
         self, seconds: float, hit_tokens: int, asked_tokens: int, outcome: str
     ) -> None:
-        """One lookup of a request: the time the scheduler waited, how many tokens beyond the
-        engine's own hit were found and could have been. `outcome` is one of LOOKUP_OUTCOMES."""
+        """One lookup of a request: the time the scheduler waited (0: the daemon was not asked), how
+        many tokens beyond the engine's own hit were found and could have been. `outcome` is one of
+        LOOKUP_OUTCOMES."""
         self._count("lookups", 1, outcome)
         self._count("asked_tokens", asked_tokens)
         self._count("hit_tokens", hit_tokens)
-        self._sample("lookup_seconds", seconds)
+        if seconds > 0:
+            self._sample("lookup_seconds", seconds)
 
     def observe_load(self, seconds: float, bytes: int, ok: bool) -> None:
         """A load of one rank has ended: `bytes` arrived; not `ok` when any block did not."""
@@ -189,8 +195,11 @@ class KvtierStats(KVConnectorStats):
             samples.append(seconds)
 
     def _set(self, name: str, value: int, *label_values: str, source: str = "") -> None:
-        by_label = self.data["gauges"].setdefault(name, {})
-        by_label.setdefault(_label(*label_values), {})[source] = value
+        label = _label(*label_values)
+        known = self.data["gauges"].get(name, {}).get(label, {})
+        if known.get(source, self._told.get((name, label, source))) == value:
+            return  # most steps change nothing
+        self.data["gauges"].setdefault(name, {}).setdefault(label, {})[source] = value
 
     # Merging and reading -------------------------------------------------------------------------
 
