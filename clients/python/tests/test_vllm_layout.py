@@ -146,7 +146,7 @@ def test_shapes_that_cannot_be(
 def test_refusals_name_the_layer_or_component() -> None:
     memory = storage(4 * 32)
     good = FakeTensor(memory, (4, 32), (32, 1))
-    with pytest.raises(LayoutError, match="layer b"):
+    with pytest.raises(LayoutError, match="tensor for b"):
         describe({"a": good}, [Shape(1, (("a", "b"),), 32)], 4)
     with pytest.raises(LayoutError, match="leaves its allocation"):
         describe({"a": FakeTensor(memory, (4, 32), (32, 1), 16)}, [Shape(1, (("a",),), 32)], 4)

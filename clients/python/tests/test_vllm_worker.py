@@ -236,6 +236,14 @@ def test_failed_sync_load_names_its_engine_blocks() -> None:
     assert rig.worker.take_bad_blocks() == set()
 
 
+def test_sync_load_that_was_given_up_names_its_engine_blocks() -> None:
+    """The scheduler half gives engine blocks without saying what they were to hold."""
+    rig = Rig()
+    job = LoadJob(1, "a", b"", [ComponentMoves(0, [], [7, 8])], 1.0, is_sync=True)
+    assert rig.step(loads=[job]) == (set(), set(), {1: False})
+    assert rig.worker.take_bad_blocks() == {7, 8}
+
+
 def test_sync_load_waits_for_quiescence_beyond_its_deadline(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

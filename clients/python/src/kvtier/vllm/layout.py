@@ -155,7 +155,7 @@ def describe(
             for name, place in zip(layer_names, component.places, strict=True):
                 tensor = kv_caches.get(name)
                 if tensor is None:
-                    raise LayoutError(f"the engine registered no KV tensor for layer {name}")
+                    raise LayoutError(f"the engine registered no KV tensor for {name}")
                 at = _storage_idx(tensor, storages, name)
                 page = page_spans(tensor, num_blocks, at, name)
                 spans.update(dict.fromkeys(_as_declared(page, place.page_bytes, name)))

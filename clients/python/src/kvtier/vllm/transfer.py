@@ -138,9 +138,11 @@ class EndedTransfer:
 
 
 def failed(moves: Sequence[ComponentMoves], error: KvtierError) -> EndedTransfer:
-    """A job that could not begin."""
+    """A job that could not begin. Names all its engine blocks as bad, also those that a job which
+    was given up lists without saying what they were to hold."""
     result = tally(moves, (), frozenset())
     result.is_ok, result.error = False, error
+    result.bad_engine_blocks = [b for m in moves for b in m.engine_blocks if b != NO_BLOCK]
     return EndedTransfer(result)
 
 

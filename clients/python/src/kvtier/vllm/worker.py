@@ -189,6 +189,11 @@ class WorkerSide:
             self._memory = None
         self._client.close()
 
+    @property
+    def is_attached(self) -> bool:
+        """A job that begins now has a daemon."""
+        return self._session is not None and self._session.attached
+
     # ---- a step ------------------------------------------------------------------------------
 
     def begin(self, meta: KvtierMetadata) -> None:
