@@ -194,7 +194,15 @@ class Attacher:
         self._generation += 1
         self._refused_since_s = None
         self._session.set_attached(
-            Attachment(self._generation, attached.session, namespace, process)
+            Attachment(
+                self._generation,
+                attached.session,
+                namespace,
+                process,
+                api_version=attached.api_version,
+                lease_s_max=attached.lease_ns_max / 1e9,
+                ticket_s_max=attached.ticket_ns_max / 1e9,
+            )
         )
         if self._is_over():
             self._hang_up()

@@ -66,6 +66,10 @@ class Attachment:
     handle: bytes
     namespace: Namespace
     process: Process
+    #: What the daemon speaks, and the longest lease and ticket that it gives.
+    api_version: int
+    lease_s_max: float
+    ticket_s_max: float
 
 
 class RankSession(Session):
