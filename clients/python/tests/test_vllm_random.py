@@ -34,7 +34,7 @@ def make(shape: str, seed: int, **options: Any) -> tuple[FakeEngine, Clock]:
     ranks = rng.choice([1, 1, 2, 3])
     groups = sum(component[2] for component in components)  # the longest prompt just fits
     geometry = geometry_of(
-        block_tokens, components, ranks, pool_blocks=rng.choice([35, 50, 100]) * groups
+        block_tokens, components, ranks, pool_blocks=rng.choice([45, 60, 100]) * groups
     )
     daemon, clock = FakeDaemon(), Clock()
     side = SchedulerSide(

@@ -147,6 +147,7 @@ class FakeSession:
         self.daemon_pid: int | None = 1
         self.last_error: KvtierError | None = None
         self.cursors: dict[bytes, tuple[bytes, list[Key]]] = {}
+        self.sent_tokens: list[int] = []  # of each call
 
     @property
     def attached(self) -> bool:
@@ -174,6 +175,7 @@ class FakeSession:
         cursor: Cursor | None,
     ) -> tuple[bytes, list[Key]]:
         before: list[Key] = []
+        self.sent_tokens.append(len(tokens))
         if cursor is not None:
             if cursor.generation != self.generation:
                 raise FailedPrecondition("cursor of another generation")

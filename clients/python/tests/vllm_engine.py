@@ -359,8 +359,21 @@ class FakeEngine:
             else:
                 scheduled[req.id] = count
 
+    def fits(self, req: Req) -> bool:
+        """vLLM admits a load, which cannot be preempted, only if it and those before it can be
+        computed to their end."""
+        holding = [r for r in self.waiting if r.tables and r is not req]
+        held = sum(bool(b) for r in holding for table in r.tables for b in table)
+        left = sum(map(self.blocks_at_end, holding)) - held
+        return self.blocks_at_end(req) + left <= len(self.pool.free)
+
+    def blocks_at_end(self, req: Req) -> int:
+        tokens = req.request.num_prompt_tokens + req.max_tokens
+        return sum(-(-tokens // c.group_block_tokens) for _, c in self.groups())
+
     def schedule_waiting(self, scheduled: dict[str, int]) -> None:
-        for req in list(self.waiting):
+        # Those that hold blocks come first: nobody waits for them in vain.
+        for req in sorted(self.waiting, key=lambda r: not r.tables):
             if req.is_remote or len(self.running) >= self.running_max:
                 continue
             request = req.request
@@ -372,6 +385,8 @@ class FakeEngine:
                 local, external, is_async = 0, 0, False
             computed = max(local + external, request.num_computed_tokens)
             count = 0 if is_async else self.next_tokens(req, computed)
+            if is_async and not self.fits(req):
+                break
             if not self.allocate(req, local, computed, computed + count):
                 break
             req.local = local

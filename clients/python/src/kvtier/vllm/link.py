@@ -144,9 +144,9 @@ class Link:
 
     @property
     def era(self) -> tuple[int, int]:
-        """Changes when what was got before is worth nothing: the daemon is another one, or the
-        cache was reset."""
-        return (self._resets, self._home.session.generation)
+        """Changes when what was got before is worth nothing: the daemon is away or another one, or
+        the cache was reset."""
+        return (self._resets, self._home.session.generation if self.is_attached else -1)
 
     def reset(self, namespace_tag: str) -> None:
         """From now on in a namespace of its own, which is empty. No call, no waiting."""

@@ -106,7 +106,7 @@ class Stores:
         states: States,
         loading: frozenset[int],
     ) -> StoreJob | None:
-        if tracked.load_job_id is not None or self._clock() < tracked.retry_at_s:
+        if self._clock() < tracked.retry_at_s:
             return None
         table = tables.of(tracked.request.request_id)
         if table is None or any(not loading.isdisjoint(ids) for ids in table):
