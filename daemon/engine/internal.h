@@ -405,6 +405,8 @@ bool eng_heap_check(const struct eng_heap *heap);
 
 /* ns.c */
 void eng_op_open_namespace(struct kvt_engine *engine, struct kvt_op *op);
+/* Its place among the namespaces of a Stats answer: those that are open, by number. */
+uint32_t eng_ns_position(const struct kvt_engine *engine, const struct eng_ns *ns);
 void eng_ns_deinit(struct eng_ns *ns);
 /* By handle, or by fingerprint when it is NONE; NULL after kvt_op_fail. */
 struct eng_ns *eng_ns_by(struct kvt_engine *engine, struct kvt_op *op,

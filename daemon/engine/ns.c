@@ -246,6 +246,16 @@ static struct eng_ns *make(struct kvt_engine *engine, struct kvt_op *op,
     return NULL;
 }
 
+uint32_t eng_ns_position(const struct kvt_engine *engine, const struct eng_ns *ns)
+{
+    uint32_t position = 0;
+
+    KVT_ASSERT(ns->is_open);
+    for (uint32_t i = 0; i < ns->idx; i++)
+        position += engine->ns[i].is_open;
+    return position;
+}
+
 static struct eng_ns *find(struct kvt_engine *engine,
                            const uint8_t fingerprint[KVT_FINGERPRINT_BYTES])
 {

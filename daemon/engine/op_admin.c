@@ -107,12 +107,12 @@ static bool keep_text(struct kvt_op *op, const struct kvt_text *from, struct kvt
     return true;
 }
 
-static bool dump_node(struct kvt_op *op, const struct eng_ns *ns,
+static bool dump_node(const struct kvt_engine *engine, struct kvt_op *op, const struct eng_ns *ns,
                       const struct kvt_radix_dump_node *from, struct kvt_api_dump_node *to)
 {
     struct kvt_text salt = {0}, lora = {0};
 
-    *to = (struct kvt_api_dump_node){.ns_idx = ns->idx,
+    *to = (struct kvt_api_dump_node){.ns_idx = eng_ns_position(engine, ns),
                                      .depth_nodes = from->depth_nodes,
                                      .first_block_idx = from->first_block_idx,
                                      .blocks_count = from->blocks_count,
@@ -144,7 +144,7 @@ static bool dump_ns(struct kvt_engine *engine, struct kvt_op *op, const struct e
             kvt_radix_dump(engine->radix, ns->radix_ns, depth_max, inout_at, want, nodes);
 
         for (uint32_t i = 0; i < got; i++) {
-            if (!dump_node(op, ns, &nodes[i], &ans->nodes[ans->nodes_count])) {
+            if (!dump_node(engine, op, ns, &nodes[i], &ans->nodes[ans->nodes_count])) {
                 kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED,
                             "the answer is too large: ask for "
                             "fewer nodes");

@@ -73,11 +73,12 @@ static void ns_stats(const struct kvt_engine *engine, const struct eng_ns *ns,
     }
 }
 
-static void group_stats(const struct eng_group *group, struct kvt_api_engine_stats *to)
+static void group_stats(const struct kvt_engine *engine, const struct eng_group *group,
+                        struct kvt_api_engine_stats *to)
 {
     *to = (struct kvt_api_engine_stats){
         .name = {group->name, (uint32_t)strnlen(group->name, sizeof(group->name))},
-        .ns_idx = group->ns->idx,
+        .ns_idx = eng_ns_position(engine, group->ns),
         .sessions = group->sessions_count,
         .leases = group->leases_count,
         .tickets = group->tickets_count,
@@ -190,5 +191,5 @@ void eng_op_stats(struct kvt_engine *engine, struct kvt_op *op)
         if (engine->ns[i].is_open)
             ns_stats(engine, &engine->ns[i], &ans->namespaces[ans->namespaces_count++]);
     kvt_list_for_each (link, &engine->groups)
-        group_stats(KVT_CONTAINER_OF(link, struct eng_group, link), &ans->engines[at++]);
+        group_stats(engine, KVT_CONTAINER_OF(link, struct eng_group, link), &ans->engines[at++]);
 }

@@ -336,6 +336,62 @@ static void test_admin(struct call *call, struct client *client)
     CHECK(call->op.ans.lookup.boundary_tokens == 0 && call->op.ans.lookup.epoch == 2);
 }
 
+static enum kvt_code open_model(struct call *call, uint32_t number, uint64_t bytes_per_block)
+{
+    struct kvt_req_open_namespace *req = &call->op.req.open_namespace;
+    char *model;
+
+    call_begin(call, KVT_OP_OPEN_NAMESPACE);
+    model = kvt_arena_alloc(&call->arena, 16);
+    CHECK(model != NULL);
+    req->block_tokens = WORLD_BLOCK_TOKENS;
+    req->ranks = 1;
+    req->components_count = 1;
+    req->components[0] = (struct kvt_api_component){.kind = 1, .bytes_per_block = bytes_per_block};
+    req->model =
+        (struct kvt_text){model, (uint32_t)snprintf(model, 16, "model-%u", (unsigned)number)};
+    call_run(call);
+    return call->op.code;
+}
+
+/* Numbers of namespaces have holes, positions in an answer have none: the engine of the last
+ * namespace is told under that one. */
+static void test_namespace_positions(void)
+{
+    struct kvt_req_attach *req;
+    struct world world;
+    struct call call;
+
+    world_init(&world, &plain);
+    call_init(&call, &world);
+    for (uint32_t i = 1; i < KVT_NAMESPACES_MAX; i++)
+        CHECK(open_model(&call, i, 4096) == KVT_CODE_OK);
+    world.ns = call.op.ans.open_namespace.ns;
+    call_begin(&call, KVT_OP_ATTACH);
+    req = &call.op.req.attach;
+    req->ns = world.ns;
+    req->engine_id[0] = 1;
+    req->is_scheduler = true;
+    req->rank = KVT_RANK_NONE;
+    req->api_version = 1;
+    req->sink = (struct kvt_session_sink *)&world;
+    call_run(&call);
+    CHECK_CODE(&call.op, KVT_CODE_OK);
+    /* The first, which is idle, makes way for one that cannot be served after all. */
+    CHECK(open_model(&call, 1000, 512u << 20) == KVT_CODE_INVALID_ARGUMENT);
+    call_begin(&call, KVT_OP_STATS);
+    call_run(&call);
+    CHECK_CODE(&call.op, KVT_CODE_OK);
+    CHECK(call.op.ans.stats.namespaces_count == KVT_NAMESPACES_MAX - 1);
+    CHECK(call.op.ans.stats.engines_count == 1);
+    CHECK(call.op.ans.stats.engines[0].ns_idx == KVT_NAMESPACES_MAX - 2);
+    CHECK(memcmp(call.op.ans.stats.namespaces[KVT_NAMESPACES_MAX - 2].model.at, "model-63", 8) ==
+          0);
+    world_settle(&world);
+    call_deinit(&call);
+    world_deinit(&world);
+}
+
 int main(void)
 {
     struct client client, other;
@@ -344,6 +400,7 @@ int main(void)
 
     test_round_trip();
     test_left_alone();
+    test_namespace_positions();
     world_init(&world, &plain);
     call_init(&call, &world);
     client_attach(&client, &world, &call, 1, true, 0);
