@@ -527,6 +527,9 @@ struct kvt_api_engine_stats {
     uint32_t sessions, leases, tickets;
     uint64_t leased_bytes, reserved_bytes;
     uint64_t lookup_tokens, hit_tokens, promoted_bytes, demoted_bytes;
+    uint64_t lookups, promotes, demotes; /* that were served */
+    uint64_t missed_moves;               /* of its Promotes: what was asked for and did not come */
+    uint64_t ops_running;                /* those answered whose copies go on included */
 };
 
 struct kvt_ans_stats {

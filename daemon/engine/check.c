@@ -74,7 +74,7 @@ static bool check_groups(struct kvt_engine *engine, const char **ret_why)
 
     kvt_list_for_each (link, &engine->groups) {
         struct eng_group *group = KVT_CONTAINER_OF(link, struct eng_group, link);
-        uint64_t leased[KVT_TIERS_COUNT] = {0}, reserved = 0;
+        uint64_t leased[KVT_TIERS_COUNT] = {0}, reserved = 0, runs = 0;
 
         groups++;
         sessions += group->sessions_count;
@@ -93,6 +93,10 @@ static bool check_groups(struct kvt_engine *engine, const char **ret_why)
             if (leased[tier] != group->leased_bytes[tier])
                 return fail(ret_why, "leased bytes of an engine: not the recount");
         }
+        kvt_list_for_each (run, &engine->runs)
+            runs += KVT_CONTAINER_OF(run, struct eng_run, link)->session->group == group;
+        if (runs != group->runs_count)
+            return fail(ret_why, "requests of an engine: the count is not the recount");
         if (reserved != group->reserved_bytes)
             return fail(ret_why, "reserved bytes of an engine: not the recount");
     }

@@ -110,6 +110,8 @@ struct eng_group {
     uint64_t leased_bytes[KVT_TIERS_COUNT];
     uint64_t reserved_bytes;
     uint64_t lookup_tokens, hit_tokens, promoted_bytes, demoted_bytes;
+    uint64_t lookups, promotes, demotes, missed_moves;
+    uint32_t runs_count; /* of its sessions, detached ones too */
 };
 
 struct eng_layout { /* of one component */
@@ -577,6 +579,7 @@ void eng_moves_answer(struct kvt_engine *engine, struct eng_run *run,
 bool eng_moves_aborted(struct kvt_engine *engine, struct kvt_op *op,
                        const struct kvt_api_moves *moves, uint32_t moves_count,
                        struct kvt_api_results *ret_results);
+uint64_t eng_moves_count(const struct eng_run *run, enum kvt_move_result result);
 void eng_moves_rest(struct eng_run *run, enum kvt_move_result result);
 
 enum eng_start { ENG_STARTED, ENG_SETTLED /* it has its result */, ENG_WAIT /* no job is free */ };

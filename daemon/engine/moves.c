@@ -271,6 +271,16 @@ void eng_moves_rest(struct eng_run *run, enum kvt_move_result result)
     }
 }
 
+uint64_t eng_moves_count(const struct eng_run *run, enum kvt_move_result result)
+{
+    uint64_t count = 0;
+
+    for (uint32_t i = 0; i < run->moves_count; i++)
+        for (uint32_t move = 0; move < run->moves[i].count; move++)
+            count += run->moves[i].results[move] == result;
+    return count;
+}
+
 static void count_results(struct kvt_engine *engine, const uint8_t *results, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {

@@ -189,6 +189,7 @@ void eng_demote_answer(struct kvt_engine *engine, struct eng_run *run)
         run->session->group->demoted_bytes += run->moved_bytes;
         eng_count(engine, KVT_COUNTER_DEMOTED_BYTES, run->moved_bytes);
     }
+    run->session->group->demotes++;
     eng_count(engine, KVT_COUNTER_DEMOTES, 1);
 }
 

@@ -88,6 +88,7 @@ static void count(struct kvt_engine *engine, struct eng_session *session, uint64
     eng_count(engine, KVT_COUNTER_HIT_TOKENS, ans->boundary_tokens);
     ns->lookup_tokens += asked_tokens;
     ns->hit_tokens += ans->boundary_tokens;
+    session->group->lookups++;
     session->group->lookup_tokens += asked_tokens;
     session->group->hit_tokens += ans->boundary_tokens;
     for (uint32_t i = 0; i < ns->components_count; i++) {

@@ -116,6 +116,7 @@ void eng_promote_answer(struct kvt_engine *engine, struct eng_run *run)
     struct kvt_op *op = run->op;
     struct kvt_ans_promote *ans = &op->ans.promote;
     uint64_t *counted = &engine->counters[KVT_COUNTER_PROMOTED_L1];
+    struct eng_group *group = run->session->group;
 
     *ans = (struct kvt_ans_promote){.moved_bytes = run->moved_bytes,
                                     .is_quiesced = run->jobs_count == 0};
@@ -129,9 +130,11 @@ void eng_promote_answer(struct kvt_engine *engine, struct eng_run *run)
     if (op->req.promote.moves_count == 0)
         ans->moves = (struct kvt_api_results){0};
     if (run->kind == ENG_RUN_PROMOTE) {
-        run->session->group->promoted_bytes += run->moved_bytes;
+        group->promoted_bytes += run->moved_bytes;
+        group->missed_moves += run->moves_total - eng_moves_count(run, KVT_MOVE_DONE);
         eng_count(engine, KVT_COUNTER_PROMOTED_BYTES, run->moved_bytes);
     }
+    group->promotes++;
     eng_count(engine, KVT_COUNTER_PROMOTES, 1);
     if (run->end.generation != 0)
         kvt_radix_touch(engine->radix, run->end);

@@ -72,6 +72,7 @@ struct eng_run *eng_run_new(struct kvt_engine *engine, struct kvt_op *op,
     kvt_list_push_back(&engine->runs, &run->link);
     kvt_list_push_back(&session->runs, &run->session_link);
     eng_session_ref(session);
+    session->group->runs_count++;
     engine->runs_count++;
     engine->ops_count++;
     op->service = run;
@@ -135,6 +136,7 @@ static void run_free(struct kvt_engine *engine, struct eng_run *run)
         eng_ticket_unuse(engine, run->ticket);
     if (run->holds_path)
         (void)!kvt_radix_release(engine->radix, run->end); /* stale after a Reset */
+    run->session->group->runs_count--;
     eng_session_unref(engine, run->session);
     run->magic = 0;
     run->session = NULL;

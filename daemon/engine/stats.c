@@ -86,7 +86,12 @@ static void group_stats(const struct kvt_engine *engine, const struct eng_group 
         .lookup_tokens = group->lookup_tokens,
         .hit_tokens = group->hit_tokens,
         .promoted_bytes = group->promoted_bytes,
-        .demoted_bytes = group->demoted_bytes};
+        .demoted_bytes = group->demoted_bytes,
+        .lookups = group->lookups,
+        .promotes = group->promotes,
+        .demotes = group->demotes,
+        .missed_moves = group->missed_moves,
+        .ops_running = group->runs_count};
     memcpy(to->engine_id, group->engine_id, sizeof(to->engine_id));
     for (uint32_t tier = 0; tier < KVT_TIERS_COUNT; tier++)
         to->leased_bytes += group->leased_bytes[tier];

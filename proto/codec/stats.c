@@ -117,6 +117,11 @@ static bool put_engines(struct kvt_op *op, Kvtier__V1__StatsAnswer *out)
         views[i].hit_tokens = engine->hit_tokens;
         views[i].promoted_bytes = engine->promoted_bytes;
         views[i].demoted_bytes = engine->demoted_bytes;
+        views[i].lookups = engine->lookups;
+        views[i].promotes = engine->promotes;
+        views[i].demotes = engine->demotes;
+        views[i].missed_moves = engine->missed_moves;
+        views[i].ops_running = engine->ops_running;
         out->engines[i] = &views[i];
     }
     out->n_engines = ans->engines_count;
@@ -311,6 +316,11 @@ static int take_engine(struct kvt_op *op, const Kvtier__V1__EngineStats *in,
     ret_engine->hit_tokens = in->hit_tokens;
     ret_engine->promoted_bytes = in->promoted_bytes;
     ret_engine->demoted_bytes = in->demoted_bytes;
+    ret_engine->lookups = in->lookups;
+    ret_engine->promotes = in->promotes;
+    ret_engine->demotes = in->demotes;
+    ret_engine->missed_moves = in->missed_moves;
+    ret_engine->ops_running = in->ops_running;
     return kvt_codec_take_text(op, &in->name, "engines.name", KVT_MODEL_TEXT_BYTES_MAX,
                                &ret_engine->name);
 }

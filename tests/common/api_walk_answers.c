@@ -135,6 +135,11 @@ static void walk_engine_stats(struct api_walk *walk, struct kvt_api_engine_stats
     U64("hit_tokens", &engine->hit_tokens);
     U64("promoted_bytes", &engine->promoted_bytes);
     U64("demoted_bytes", &engine->demoted_bytes);
+    U64("lookups", &engine->lookups);
+    U64("promotes", &engine->promotes);
+    U64("demotes", &engine->demotes);
+    U64("missed_moves", &engine->missed_moves);
+    U64("ops_running", &engine->ops_running);
 }
 
 static void walk_index_stats(struct api_walk *walk, struct kvt_api_index_stats *index)

@@ -79,6 +79,9 @@ static void test_l2(const char *program)
     CHECK(stats->engines_count == 1 && stats->engines[0].promoted_bytes == 128 * 65536ull);
     CHECK(stats->engines[0].demoted_bytes == 85 * 65536ull);
     CHECK(stats->sessions == 1);
+    CHECK(stats->engines[0].lookups == 8 && stats->engines[0].ops_running == 0);
+    CHECK(stats->engines[0].promotes == 2 && stats->engines[0].missed_moves == 0);
+    CHECK(stats->engines[0].demotes == 2);
     promote_partly(&engine, tokens, 1024);
     e2e_expect_idle(&engine);
     (void)e2e_op_free(op);

@@ -51,6 +51,25 @@ static void fill_stats(struct kvt_ans_stats *stats, struct kvt_api_ns_stats *ns)
         {"resets", "", 0},
     };
 
+    static struct kvt_api_engine_stats engine = {
+        .engine_id = {0xab, 0xcd, 0xef, 0x01, 0x23},
+        .name = TEXT("vllm\033 pid 7"),
+        .sessions = 3,
+        .leases = 2,
+        .tickets = 1,
+        .leased_bytes = 8 << 20,
+        .reserved_bytes = 512 << 10,
+        .lookup_tokens = 4000,
+        .hit_tokens = 3000,
+        .promoted_bytes = 96 << 20,
+        .demoted_bytes = 32 << 20,
+        .lookups = 1234,
+        .promotes = 21,
+        .demotes = 13,
+        .missed_moves = 5,
+        .ops_running = 4,
+    };
+
     fill_ns(ns);
     *stats = (struct kvt_ans_stats){
         .boot_id = 7,
@@ -76,6 +95,8 @@ static void fill_stats(struct kvt_ans_stats *stats, struct kvt_api_ns_stats *ns)
                    .detail = TEXT("bad \033[31mdisk")}},
         .namespaces_count = 1,
         .namespaces = ns,
+        .engines_count = 1,
+        .engines = &engine,
         .counters_count = KVT_COUNT_OF(counters),
         .counters = counters,
     };
@@ -116,12 +137,19 @@ static void test_stats_page(void **state)
         "3f2a1099abcd  tiny   r1        bf16      64      2      3   1,234",
         "25.0 %",
         "attn 1.0 MiB, window(127) 64.0 KiB",
-        "none is attached",
+        "leases   leased  tickets   reserved\n"
+        "  abcdef01  vllm\\x1b pid 7  3f2a1099abcd         3    4       2  8.0 MiB        1  "
+        "512.0 KiB\n",
+        "lookups  asked tokens  hit tokens     hit  promotes  promoted  missed  demotes   demoted\n"
+        "  abcdef01    1,234         4,000       3,000  75.0 %        21  96.0 MiB       5       "
+        "13  "
+        "32.0 MiB\n",
         "component_hit_tokens  kind=full tier=l2          500",
         "                      kind=full tier=l3           64",
         "promoted_bytes                               3.0 MiB",
         "1 more are 0",
     };
+    static const char *const nobody[] = {"none is attached"};
     struct kvt_api_ns_stats ns;
     struct kvt_ans_stats stats;
     struct page page;
@@ -131,6 +159,10 @@ static void test_stats_page(void **state)
     page_open(&page);
     kvt_ctl_view_stats(&page.view, &stats);
     page_contains(&page, parts, KVT_COUNT_OF(parts));
+    stats.engines_count = 0;
+    page_open(&page);
+    kvt_ctl_view_stats(&page.view, &stats);
+    page_contains(&page, nobody, 1);
 }
 
 static void test_rates(void **state)

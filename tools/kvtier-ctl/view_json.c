@@ -126,6 +126,11 @@ static void json_engine(struct kvt_json *json, const struct kvt_api_engine_stats
     kvt_json_u64(json, "hit_tokens", engine->hit_tokens);
     kvt_json_u64(json, "promoted_bytes", engine->promoted_bytes);
     kvt_json_u64(json, "demoted_bytes", engine->demoted_bytes);
+    kvt_json_u64(json, "lookups", engine->lookups);
+    kvt_json_u64(json, "promotes", engine->promotes);
+    kvt_json_u64(json, "demotes", engine->demotes);
+    kvt_json_u64(json, "missed_moves", engine->missed_moves);
+    kvt_json_u64(json, "ops_running", engine->ops_running);
     kvt_json_end(json);
 }
 

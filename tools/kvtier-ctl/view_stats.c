@@ -175,20 +175,14 @@ void kvt_ctl_view_namespaces(const struct kvt_ctl_view *view, const struct kvt_a
     view_ns_copies(view, stats);
 }
 
-static void view_engines(const struct kvt_ctl_view *view, const struct kvt_ans_stats *stats)
+/* What each engine has now. */
+static void view_engines_now(const struct kvt_ctl_view *view, const struct kvt_ans_stats *stats)
 {
-    static const char *const names[] = {"engine",     "name",    "namespace", "sessions",
-                                        "leases",     "tickets", "leased",    "reserved",
-                                        "hit tokens", "hit",     "promoted",  "demoted"};
-    struct kvt_table *table;
+    static const char *const names[] = {"engine", "name",   "namespace", "sessions", "ops",
+                                        "leases", "leased", "tickets",   "reserved"};
+    struct kvt_table *table = kvt_table_new("lllrrrrrr");
     char a[KVT_TEXT_BYTES], text[KVT_CTL_TEXT_BYTES], hex[17];
 
-    kvt_ctl_paint(view, KVT_CTL_PAINT_HEAD, "Engines\n");
-    if (stats->engines_count == 0) {
-        (void)fputs("  none is attached\n", view->out);
-        return;
-    }
-    table = kvt_table_new("lllrrrrrrrrr");
     header_row(table, names, KVT_COUNT_OF(names));
     for (uint32_t i = 0; i < stats->engines_count; i++) {
         const struct kvt_api_engine_stats *engine = &stats->engines[i];
@@ -200,16 +194,52 @@ static void view_engines(const struct kvt_ctl_view *view, const struct kvt_ans_s
                            ? kvt_text_hex(hex, stats->namespaces[engine->ns_idx].fingerprint, 6)
                            : "-");
         kvt_table_cell(table, "%u", engine->sessions);
+        kvt_table_cell(table, "%llu", (unsigned long long)engine->ops_running);
         kvt_table_cell(table, "%u", engine->leases);
-        kvt_table_cell(table, "%u", engine->tickets);
         kvt_table_cell(table, "%s", kvt_text_bytes(a, engine->leased_bytes));
+        kvt_table_cell(table, "%u", engine->tickets);
         kvt_table_cell(table, "%s", kvt_text_bytes(a, engine->reserved_bytes));
+    }
+    print_table(view, table);
+}
+
+/* What each did since its first session began. */
+static void view_engines_done(const struct kvt_ctl_view *view, const struct kvt_ans_stats *stats)
+{
+    static const char *const names[] = {"engine",  "lookups",  "asked tokens", "hit tokens",
+                                        "hit",     "promotes", "promoted",     "missed",
+                                        "demotes", "demoted"};
+    struct kvt_table *table = kvt_table_new("lrrrrrrrrr");
+    char a[KVT_TEXT_BYTES], hex[17];
+
+    header_row(table, names, KVT_COUNT_OF(names));
+    for (uint32_t i = 0; i < stats->engines_count; i++) {
+        const struct kvt_api_engine_stats *engine = &stats->engines[i];
+
+        kvt_table_cell(table, "%s", kvt_text_hex(hex, engine->engine_id, 4));
+        kvt_table_cell(table, "%s", count(a, engine->lookups));
+        kvt_table_cell(table, "%s", count(a, engine->lookup_tokens));
         kvt_table_cell(table, "%s", count(a, engine->hit_tokens));
         kvt_table_cell(table, "%s", kvt_text_share(a, engine->hit_tokens, engine->lookup_tokens));
+        kvt_table_cell(table, "%s", count(a, engine->promotes));
         kvt_table_cell(table, "%s", kvt_text_bytes(a, engine->promoted_bytes));
+        kvt_table_cell(table, "%s", count(a, engine->missed_moves));
+        kvt_table_cell(table, "%s", count(a, engine->demotes));
         kvt_table_cell(table, "%s", kvt_text_bytes(a, engine->demoted_bytes));
     }
     print_table(view, table);
+}
+
+static void view_engines(const struct kvt_ctl_view *view, const struct kvt_ans_stats *stats)
+{
+    kvt_ctl_paint(view, KVT_CTL_PAINT_HEAD, "Engines\n");
+    if (stats->engines_count == 0) {
+        (void)fputs("  none is attached\n", view->out);
+        return;
+    }
+    view_engines_now(view, stats);
+    (void)fputc('\n', view->out);
+    view_engines_done(view, stats);
 }
 
 static bool is_bytes_name(const char *name)
