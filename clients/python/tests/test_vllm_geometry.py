@@ -173,17 +173,48 @@ def test_engines_that_cannot_be_cached() -> None:
 
 
 def test_mla_is_one_shard_for_all_tensor_parallel_ranks() -> None:
+    model = vars(fakes.vllm_config().model_config)
     for tensor, pipeline, replicated in [(1, 1, False), (2, 1, True), (2, 2, False)]:
+        layers = SimpleNamespace(num_hidden_layers=2 * pipeline)
         config = fakes.vllm_config(
+            model_config=SimpleNamespace(**{**model, "hf_text_config": layers}),
             parallel_config=SimpleNamespace(
                 tensor_parallel_size=tensor,
                 pipeline_parallel_size=pipeline,
                 world_size=tensor * pipeline,
-            )
+            ),
         )
         geometry = make([fakes.MLAAttentionSpec()], config)
         assert geometry.components[0].is_replicated is replicated
         assert geometry.model_spec().ranks == tensor * pipeline
+
+
+def test_pipeline_stages_must_be_equal() -> None:
+    def config(layers: int) -> Any:
+        model = vars(fakes.vllm_config().model_config)
+        text_config = SimpleNamespace(num_hidden_layers=layers)
+        return fakes.vllm_config(
+            model_config=SimpleNamespace(**{**model, "hf_text_config": text_config}),
+            parallel_config=SimpleNamespace(
+                tensor_parallel_size=1, pipeline_parallel_size=2, world_size=2
+            ),
+        )
+
+    assert make([fakes.FullAttentionSpec()], config(4)).ranks == 2
+    with pytest.raises(Unsupported, match="stages of equal size"):
+        make([fakes.FullAttentionSpec()], config(5))
+
+
+def test_draft_layers_are_seen() -> None:
+    cache = fakes.cache_config([fakes.FullAttentionSpec()])
+    config = fakes.vllm_config()
+    assert not Geometry.from_kv_cache_config(config, cache).has_drafts
+    for uses in (False, True):
+        speculative = SimpleNamespace(use_eagle=lambda uses=uses: uses, draft_model_config=None)
+        config = fakes.vllm_config(speculative_config=speculative)
+        assert Geometry.from_kv_cache_config(config, cache).has_drafts is uses
+    cache.kv_cache_groups[0].is_eagle_group = True
+    assert Geometry.from_kv_cache_config(fakes.vllm_config(), cache).has_drafts
 
 
 def test_equal_engines_share_and_others_do_not() -> None:

@@ -96,6 +96,8 @@ def event(engine: FakeEngine, clock: Clock, number: int) -> None:
         engine.preempt(rng.choice(engine.running))
     elif dice < 0.46:
         evict(engine)
+    elif dice < 0.464:
+        engine.new_weights()
     else:
         clock.sleep(rng.choice([0.0, 0.01, 0.3, 2.0, 20.0]))
         engine.step()

@@ -115,6 +115,17 @@ def test_other_salts_adapters_and_images_do_not_meet() -> None:
     assert rig.ask(rig.request(req_id="same", cache_salt="a")) == (32, True)
 
 
+def test_with_draft_layers_the_block_after_the_boundary_must_be_known_too() -> None:
+    """Draft layers compute a token's cache from the token after it."""
+    rig = Rig(has_drafts=True)
+    rig.warm(40)
+    assert rig.ask(rig.request(40, "same")) == (32, True)  # block 4 is known to be the same
+    assert rig.ask(rig.request(48, "longer")) == (32, True)  # block 5 is not
+    assert rig.ask(rig.request([*range(32), *[77] * 8], "other")) == (24, True)
+    assert rig.ask(rig.request([*range(8), *[77] * 8], "short")) == (0, False)
+    assert len(rig.daemon.leases) == 3
+
+
 def test_an_answer_that_cannot_be_is_a_miss() -> None:
     rig = Rig()
     rig.warm()

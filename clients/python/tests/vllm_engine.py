@@ -252,6 +252,23 @@ class FakeEngine:
         self.waiting.appendleft(req)
         self.preempted.add(req.id)
 
+    def new_weights(self) -> None:
+        """What vLLM does for them: everything begins anew, and all caches are reset. It refuses
+        while loads are under way."""
+        if any(req.is_remote for req in self.waiting) or self.gone:
+            return
+        for req in reversed(list(self.running)):
+            self.preempt(req)
+        for req in self.waiting:
+            self.free(req)  # had been loaded
+            req.request.num_computed_tokens = 0
+        for tag, block_id in self.pool.cached.items():
+            assert self.pool.blocks[block_id].tag == tag
+            self.pool.blocks[block_id].tag = None
+        self.pool.cached.clear()
+        self.weights += 1
+        assert self.side.reset_cache() is True
+
     # ---- blocks --------------------------------------------------------------------------------
 
     def local_hit(self, req: Req) -> int:

@@ -77,6 +77,7 @@ class Group:
     kv_cache_spec: Any
     enable_kv_transfer: bool = True
     host_resident: bool = False
+    is_eagle_group: bool = False
 
 
 @dataclass

@@ -6,6 +6,7 @@ unless a test says otherwise; `warm` lets another engine store a prompt first.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,9 +32,11 @@ class Rig:
         daemon: FakeDaemon | None = None,
         lends_pool: bool = True,
         pool_blocks: int = 200,
+        has_drafts: bool = False,
         **options: Any,
     ) -> None:
         self.geometry = geometry_of(8, components or [FULL], ranks, pool_blocks)
+        self.geometry = replace(self.geometry, has_drafts=has_drafts)
         self.daemon = daemon or FakeDaemon()
         self.clock = Clock()
         self.client = FakeClient(self.daemon)

@@ -342,6 +342,22 @@ def parallel_facts(vllm_config: Any) -> ParallelFacts:
     return ParallelFacts(tensor, pipeline, int(config.world_size), problem)
 
 
+def stage_problem(vllm_config: Any, kv_cache_config: Any) -> str:
+    """Pipeline stages of different size have blocks of different size, and a component has one."""
+    pipeline = parallel_facts(vllm_config).pipeline
+    if pipeline == 1:
+        return ""
+    config = getattr(vllm_config.model_config, "hf_text_config", None)
+    layers = int(getattr(config, "num_hidden_layers", 0))
+    here = sum(len(group.layer_names) for group in kv_cache_config.kv_cache_groups)
+    if here * pipeline == layers:
+        return ""
+    return (
+        f"{pipeline} pipeline stages share {layers} layers, and one of them has the caches of "
+        f"{here}: only stages of equal size are supported"
+    )
+
+
 def cpu_isa(vllm_config: Any, kv_cache_config: Any) -> str:
     """How the CPU's kernel packs K ("vec", "vec16", "amx", ...), one word a kind of layer; empty
     elsewhere. vLLM decides it by the machine and the spec, so both roles get the same."""
@@ -391,6 +407,16 @@ def weights_name(model_config: Any) -> WeightsName:
         hf_config = getattr(model_config, "hf_config", None)
         revision = str(getattr(hf_config, "_commit_hash", None) or "")
     return WeightsName(model, revision)
+
+
+def has_draft_layers(vllm_config: Any, kv_cache_config: Any) -> bool:
+    """Some layers belong to a draft model (EAGLE, MTP) that computes a token's cache from the token
+    after it."""
+    config = getattr(vllm_config, "speculative_config", None)
+    uses_eagle = getattr(config, "use_eagle_block_drop", getattr(config, "use_eagle", None))
+    return (callable(uses_eagle) and bool(uses_eagle())) or any(
+        getattr(group, "is_eagle_group", False) for group in kv_cache_config.kv_cache_groups
+    )
 
 
 def draft_weights_name(vllm_config: Any) -> WeightsName | None:

@@ -100,7 +100,8 @@ class Geometry:
 
     block_tokens: of a kvtier block, a multiple of every group's block and of the positions at which
     vLLM may resume. group_count: of vLLM's cache groups. pool_blocks: engine blocks, the null block
-    included. layout: kernel and memory order, as a text.
+    included. layout: kernel and memory order, as a text. has_drafts: there are layers whose cache
+    of a token depends on the token after it.
     """
 
     block_tokens: int
@@ -113,6 +114,7 @@ class Geometry:
     revision: str
     dtype: str
     tags: tuple[str, ...]
+    has_drafts: bool = False
 
     @classmethod
     def from_kv_cache_config(
@@ -122,7 +124,7 @@ class Geometry:
         model's directory cannot be read."""
         parallel = _compat.parallel_facts(vllm_config)
         groups = _compat.group_facts(kv_cache_config)
-        _refuse(vllm_config, parallel, groups)
+        _refuse(vllm_config, kv_cache_config, parallel, groups)
         alignment = getattr(kv_cache_config, "cache_hit_alignment_tokens", None) or 1
         block_tokens = choose_block_tokens([group.block_tokens for group in groups], alignment)
         components = _components(groups, block_tokens, parallel)
@@ -138,6 +140,7 @@ class Geometry:
             revision=weights.revision,
             dtype=_compat.cache_dtype(vllm_config),
             tags=_tags(vllm_config, kv_cache_config, components, namespace_tags),
+            has_drafts=_compat.has_draft_layers(vllm_config, kv_cache_config),
         )
 
     def model_spec(self, namespace_tag: str = "") -> ModelSpec:
@@ -176,8 +179,17 @@ def choose_block_tokens(group_block_tokens: Sequence[int], alignment: int = 1) -
     return unit * -(-BLOCK_TOKENS_MIN // unit)
 
 
-def _refuse(vllm_config: Any, parallel: _compat.ParallelFacts, groups: list[GroupFacts]) -> None:
-    problem = parallel.problem or _compat.model_problem(vllm_config)
+def _refuse(
+    vllm_config: Any,
+    kv_cache_config: Any,
+    parallel: _compat.ParallelFacts,
+    groups: list[GroupFacts],
+) -> None:
+    problem = (
+        parallel.problem
+        or _compat.model_problem(vllm_config)
+        or _compat.stage_problem(vllm_config, kv_cache_config)
+    )
     if problem:
         raise Unsupported(problem)
     if not groups:

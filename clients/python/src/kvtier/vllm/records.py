@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -173,4 +174,4 @@ class Jobs:
 def as_tokens(request: Any, start: int, end: int) -> npt.NDArray[np.uint32]:
     """The request's tokens [start, end) as the daemon takes them. OverflowError if one is negative:
     then it is a placeholder, and the request must not be cached."""
-    return np.array(request.all_token_ids[start:end], dtype=np.uint32)
+    return np.frombuffer(array("I", request.all_token_ids[start:end]), dtype=np.uint32)

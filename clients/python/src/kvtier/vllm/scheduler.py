@@ -28,15 +28,15 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvtier.types import Kind, LookupResult
 from kvtier.vllm import _compat, plan
 from kvtier.vllm.breaker import Breaker
 from kvtier.vllm.geometry import Geometry
-from kvtier.vllm.keys import LoraNames, request_keys
-from kvtier.vllm.link import Attacher, Grant, Link
+from kvtier.vllm.keys import LoraNames, RequestKeys, request_keys
+from kvtier.vllm.link import Attacher, Grant, Link, Looked
 from kvtier.vllm.meta import ComponentMoves, KvtierMetadata, LoadJob, WorkerReport
 from kvtier.vllm.metrics import KvtierStats
 from kvtier.vllm.options import Options
@@ -157,12 +157,25 @@ class SchedulerSide:
         assert tracked.keys is not None
         tokens = as_tokens(tracked.request, 0, min(tracked.request.num_tokens, TOKENS_MAX))
         extra_keys = tracked.keys.extra(0, len(tokens) // self._geometry.block_tokens)
-        looked = self._link.lookup(tracked.keys, tokens, extra_keys, limit)
+        looked = self._look_up(tracked.keys, tokens, extra_keys, limit)
         if looked.result is not None:
             self._take_answer(tracked, held, looked.result, looked.grant, limit)
         found = max(0, held.boundary - num_computed)
         self.stats.observe_lookup(looked.seconds, found, limit - num_computed, looked.outcome)
         return held
+
+    def _look_up(
+        self, keys: RequestKeys, tokens: Any, extra_keys: Sequence[tuple[int, bytes]], limit: int
+    ) -> Looked:
+        looked = self._link.lookup(keys, tokens, extra_keys, limit)
+        if not self._geometry.has_drafts or looked.result is None or looked.grant is None:
+            return looked
+        if looked.result.path_tokens > looked.result.boundary_tokens:
+            return looked
+        # The draft cache of the last token was computed from the token after it, which nobody has
+        # compared. Go back to a boundary after which the tokens are known to be the same.
+        looked.grant.release()
+        return self._link.lookup(keys, tokens, extra_keys, looked.result.boundary_tokens - 1)
 
     def _take_answer(
         self, tracked: Tracked, held: Held, result: LookupResult, grant: Grant | None, limit: int
