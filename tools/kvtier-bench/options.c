@@ -132,7 +132,7 @@ static const char load_text[] =
     "  --kill-engine-every N    SIGKILL one engine after every N requests; another goes on\n"
     "  --cancel-every N         cancel every N-th Promote in the middle\n"
     "  --pool-bytes SIZE        engine's block pool of one rank (default: what it needs; of a\n"
-    "                           paged engine: half of that)\n"
+    "                           paged engine: a quarter of that, and one request)\n"
     "  --store-output           store answers too, not only prompts\n"
     "  --match-whole            let a prompt hit whole; engines leave its last token to compute\n"
     "  --no-cursors             send all tokens each time\n"

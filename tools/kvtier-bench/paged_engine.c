@@ -361,7 +361,7 @@ static int make_blocks(struct paged_engine *paged)
 {
     struct bench_engine *engine = paged->engine;
     uint64_t longest = longest_request(engine) + 1; /* and the null block */
-    uint64_t count = longest * (1 + engine->options->concurrency) / 2;
+    uint64_t count = longest + longest * engine->options->concurrency / 4;
     char why[160];
 
     if (engine->options->pool_bytes != 0)

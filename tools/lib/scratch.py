@@ -204,13 +204,22 @@ def bench_info(build, arguments):
     return json.loads(done.stdout)
 
 
+def bench_start(build, arguments):
+    """Starts the bench with --json, for bench_finish."""
+    return subprocess.Popen([bench_program(build), *arguments, "--json"], stdout=subprocess.PIPE)
+
+
+def bench_finish(bench):
+    """Waits for it: (exit status, its numbers)."""
+    output = bench.communicate()[0]
+    if not output.strip():
+        raise Broken(f"kvtier-bench failed with status {bench.returncode}")
+    return bench.returncode, json.loads(output)
+
+
 def bench_run(build, arguments):
     """Runs the bench with --json: (exit status, its numbers)."""
-    command = [bench_program(build), *arguments, "--json"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
-    if not done.stdout.strip():
-        raise Broken(f"kvtier-bench failed with status {done.returncode}")
-    return done.returncode, json.loads(done.stdout)
+    return bench_finish(bench_start(build, arguments))
 
 
 def run_script(main):
