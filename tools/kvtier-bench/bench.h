@@ -77,7 +77,7 @@ struct kvt_bench_stats {
     uint64_t blocks_lost;    /* engine blocks given up: never quiesced */
     /* Of paged engines. */
     uint64_t loads, failed_loads, aborted_loads; /* jobs of all ranks */
-    uint64_t stores, part_stores, aborted_stores, skipped_stores;
+    uint64_t stores, part_stores, aborted_stores, stalled_turns;
     uint64_t preemptions, aborted_requests, cancelled_ranks;
     uint64_t reused_blocks, reused_by_other; /* engine blocks; by another component's layers */
     uint64_t slid_blocks;                    /* that fell out of a window */

@@ -216,6 +216,9 @@ struct kvt_model_span paged_request_whole(const struct paged_engine *paged,
 /* paged_moves.c: lookups, loads and stores. */
 enum paged_start { PAGED_START_NO_ROOM, PAGED_START_LOADING, PAGED_START_RUNNING };
 enum paged_start paged_start(struct paged_engine *paged, struct paged_request *request);
+/* false: stores hold too much already. The engine computes in no time at all: it waits, or it would
+ * store nearly nothing. */
+bool paged_may_store(const struct paged_engine *paged);
 void paged_store(struct paged_engine *paged, struct paged_request *request, uint64_t first_block);
 void paged_take_result(struct paged_engine *paged, uint32_t rank, uint32_t job);
 /* Cancels what runs for @request. */

@@ -232,11 +232,18 @@ static bool step_running(struct paged_engine *paged)
 {
     struct paged_request *running[KVT_BENCH_CONCURRENCY_MAX];
     uint32_t count = sorted(paged, PAGED_RUNNING, running);
+    bool has_stepped = false;
 
-    for (uint32_t i = 0; i < count && !atomic_load(&paged->engine->is_stopping); i++)
+    for (uint32_t i = 0; i < count && !atomic_load(&paged->engine->is_stopping); i++) {
+        if (!paged_may_store(paged)) {
+            paged->stats.stalled_turns++;
+            break;
+        }
         if (running[i]->phase == PAGED_RUNNING) /* not preempted by one before it */
             step(paged, running[i]);
-    return count > 0;
+        has_stepped = true;
+    }
+    return has_stepped;
 }
 
 /* A rank that ended without being asked to: what it said, or that it was killed. */

@@ -295,20 +295,23 @@ static void take_reserve(struct paged_engine *paged, struct paged_request *reque
 
 static void end_job(struct paged_engine *paged, uint32_t job_idx, bool is_quiesced);
 
+bool paged_may_store(const struct paged_engine *paged)
+{
+    return free_job(paged) < PAGED_JOBS &&
+           paged->held_by_stores <= paged->blocks.pool.blocks_count / STORE_SHARE;
+}
+
 void paged_store(struct paged_engine *paged, struct paged_request *request, uint64_t first_block)
 {
-    uint32_t job = free_job(paged), block_tokens = paged->engine->model->block_tokens;
+    uint32_t job, block_tokens = paged->engine->model->block_tokens;
     uint64_t tokens = KVT_MIN(request->computed_tokens, request->stored_tokens_max);
     struct kvt_req_reserve wants = {0};
 
     tokens -= tokens % block_tokens;
     if (first_block * block_tokens >= tokens)
         return;
-    if (job == PAGED_JOBS ||
-        paged->held_by_stores > paged->blocks.pool.blocks_count / STORE_SHARE) {
-        paged->stats.skipped_stores++;
-        return;
-    }
+    job = free_job(paged);
+    KVT_ASSERT(job < PAGED_JOBS); /* paged_may_store */
     add_wants(paged, request, first_block, &wants);
     if (request->cursor_tokens > tokens) { /* of an earlier, longer life of the request */
         request->cursor = KVT_HANDLE_NONE;

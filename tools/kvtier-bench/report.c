@@ -102,7 +102,7 @@ static const struct paged_count {
     COUNT(stores, "stores"),
     COUNT(part_stores, "- not whole on every rank"),
     COUNT(aborted_stores, "- aborted"),
-    COUNT(skipped_stores, "stores left out"),
+    COUNT(stalled_turns, "turns that waited for stores"),
     COUNT(cancelled_ranks, "calls cancelled on one rank"),
     COUNT(aborted_requests, "requests aborted"),
     COUNT(preemptions, "preemptions"),

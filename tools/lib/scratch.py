@@ -107,7 +107,7 @@ class ScratchDaemon:
         l1, l2, l3 = self.sizes
         settings = [
             f"server.socket={self.socket}", f"server.admin_socket={self.admin_socket}",
-            f"tiers.l1.backend=host", f"tiers.l1.bytes={l1}B",
+            *([f"tiers.l1.backend=host", f"tiers.l1.bytes={l1}B"] if l1 else []),
             f"tiers.l2.bytes={l2}B", f"tiers.l2.pages=plain",
             f"tiers.l3.path={','.join(self.l3_paths)}", f"tiers.l3.bytes={l3}B",
             *self.settings]
