@@ -55,6 +55,23 @@ def test_calls_to_a_stopped_daemon_end_with_their_deadline(daemon: Daemon, store
     assert session.lookup(engine.tokens(8)).boundary_tokens == 8 * BLOCK_TOKENS
 
 
+def test_a_release_waits_for_a_stopped_daemon(daemon: Daemon) -> None:
+    """Else the lease would be held until it ends by itself."""
+    cache = Cache(32)
+    with kvtier.Client(daemon.socket, timeout_s=1.0) as client:
+        session = engine.attach(client, cache)
+        engine.store(session, cache, 8)
+        lease = session.lookup(engine.tokens(8), lease_s=60, timeout_s=WAIT_S).lease
+        assert lease is not None
+        assert client.stats(timeout_s=WAIT_S).leases == 1
+        daemon.stop()
+        session.release(lease)
+        time.sleep(1.3)
+        daemon.go_on()
+        wait_until(lambda: client.stats(timeout_s=WAIT_S).leases == 0)
+        assert session.release_errors == 0
+
+
 def test_an_op_of_a_stopped_daemon_is_not_finished(daemon: Daemon, stored: Any) -> None:
     session, cache, content, lease = stored
     daemon.stop()

@@ -286,11 +286,16 @@ class RankSession(Session):
         if at is None or self._pid != os.getpid():
             return  # whatever it was, it ended with the session
         request = pb.ReleaseRequest(session=at.handle)
+        timeout_s = self.client.timeout_of(None)
         if isinstance(handle, Ticket):
             request.ticket = handle.handle
         else:
             request.lease = handle.handle if isinstance(handle, Lease) else handle
-        call = self.client.wire().release.future(request, timeout=self.client.timeout_of(None))
+        if isinstance(handle, Lease | Ticket):
+            # Nobody waits for it, and a daemon that answers late has to hear of it until the lease
+            # would have ended by itself.
+            timeout_s = max(timeout_s, handle.lifetime_s)
+        call = self.client.wire().release.future(request, timeout=timeout_s)
         call.add_done_callback(self._on_released)
 
     def _on_released(self, call: Any) -> None:
