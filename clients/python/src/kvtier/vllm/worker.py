@@ -308,7 +308,8 @@ class WorkerSide:
                 logger.info("kvtier: rank %d is attached (pid %s)", self._rank, session.daemon_pid)
             elif self._was_attached:
                 logger.warning("kvtier: rank %d lost the daemon: %s", self._rank, error)
-            self._was_attached, self._told = attached, ""
+            self._told = "" if error is None else error.text
+            self._was_attached = attached
             self._stats.set_attached("worker", attached, self._rank)
         if not attached and error is not None and not isinstance(error, NotAttached):
             self._tell_trouble(error)
