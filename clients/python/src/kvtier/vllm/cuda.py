@@ -141,10 +141,10 @@ class GatedTransfer:
                 try:
                     if not self._event.query():
                         return False
-                except Exception as error:  # a broken CUDA context must not hang the request
-                    self._fail(f"the stream's event: {error}")
-                else:
                     self._begun = self._begin()
+                except Exception as error:  # a broken CUDA context must not hang the request
+                    logger.exception("kvtier: a job waited for the engine's stream")
+                    self._fail(f"the stream's event: {error}")
         self._has_begun.set()
         return True
 
