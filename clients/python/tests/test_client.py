@@ -311,6 +311,20 @@ def test_threads_share_a_session(daemon: Daemon) -> None:
         wait_until(lambda: client.stats().leases == 0)
 
 
+def test_held_gives_back(daemon: Daemon) -> None:
+    cache = Cache(8)
+    with kvtier.Client(daemon.socket) as client:
+        session = engine.attach(client, cache)
+        engine.store(session, cache, 2)
+        found = session.lookup(engine.tokens(2), lease_s=60)
+        with kvtier.held(session, found.lease) as lease:
+            op = session.promote([kvtier.Moves(0, range(2), engine.ids(4, 2))], lease=lease)
+            assert op.wait(WAIT_S)
+            assert op.result.all_done
+            assert client.stats().leases == 1
+        wait_until(lambda: client.stats().leases == 0)
+
+
 def test_close_gives_everything_up(daemon: Daemon) -> None:
     cache = Cache(8)
     with kvtier.Client(daemon.socket) as watcher, kvtier.Client(daemon.socket) as client:

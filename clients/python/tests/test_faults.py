@@ -3,6 +3,7 @@ deadline, and memory is the engine's again only when nobody can touch it any mor
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,8 @@ import engine
 import kvtier
 from daemon import Daemon
 from engine import BLOCK_TOKENS, WAIT_S, Cache, wait_until
+from kvtier import _attach
+from kvtier._daemon import Process, RegionSocket
 
 LATE_S = 0.5  # how much later than its deadline a call may come back on a busy machine
 
@@ -92,10 +95,13 @@ def test_an_op_of_a_stopped_daemon_is_not_finished(daemon: Daemon, stored: Any) 
 
 
 def test_many_ops_of_a_stopped_daemon(daemon: Daemon, stored: Any) -> None:
-    """More than the server has requests posted: the question must not overtake one of them."""
+    """More than the server has requests posted, and more than a connection has streams: the
+    question must not overtake one of them."""
     session, cache, _, lease = stored
     daemon.stop()
-    ops = [session.promote(LOADS, lease=lease, timeout_s=0.1) for _ in range(40)]
+    threads_before = threading.active_count()
+    ops = [session.promote(LOADS, lease=lease, timeout_s=0.1) for _ in range(100)]
+    assert threading.active_count() == threads_before, "an operation costs no thread"
     wait_until(lambda: all(op.result is not None for op in ops))
     assert not any(op.finished() for op in ops)
     daemon.go_on()
@@ -139,6 +145,47 @@ def test_death_finishes_an_op_within_its_deadline(daemon: Daemon, stored: Any) -
     assert op.wait(WAIT_S)
     assert time.monotonic() - started_s < 1.0 + LATE_S
     assert isinstance(op.result.error, kvtier.Unavailable)
+
+
+class TestWithoutPidfd:
+    """The daemon's process is one that cannot be watched."""
+
+    @pytest.fixture(autouse=True)
+    def _unwatched(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(RegionSocket, "process", lambda _: Process(0, -1))
+
+    def test_the_next_life_proves_the_end(self, daemon: Daemon, stored: Any) -> None:
+        session, _, _, lease = stored
+        daemon.stop()
+        op = session.promote(LOADS, lease=lease, timeout_s=0.1)
+        daemon.kill()
+        assert not op.wait(0.3)
+        assert session.daemon_pid is None
+        daemon.start()
+        assert op.wait(WAIT_S)
+        wait_until(lambda: session.attached)
+        assert session.generation == 2
+
+    def test_a_socket_that_refuses_long_enough(
+        self, daemon: Daemon, stored: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(_attach, "_REFUSED_MAX_S", 0.5)
+        session, _, _, lease = stored
+        daemon.stop()
+        op = session.promote(LOADS, lease=lease, timeout_s=0.1)
+        daemon.kill()
+        assert not op.wait(0.3)
+        assert op.wait(WAIT_S)
+
+    def test_a_lost_stream_finishes_nothing(self, daemon: Daemon, stored: Any) -> None:
+        session, _, _, lease = stored
+        daemon.stop()
+        op = session.promote(LOADS, lease=lease, timeout_s=0.1)
+        wait_until(lambda: op.result is not None)
+        session._attacher._stream.cancel()
+        assert not op.wait(0.5)
+        daemon.go_on()
+        assert op.wait(WAIT_S)
 
 
 def test_a_restarted_daemon_is_found_again(daemon: Daemon) -> None:

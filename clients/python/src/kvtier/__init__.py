@@ -19,7 +19,7 @@ from kvtier.errors import (
 )
 from kvtier.op import Op
 from kvtier.region import AnyRegion, CudaIpcRegion, InlineRegion, Region
-from kvtier.session import Session
+from kvtier.session import Session, held
 from kvtier.types import (
     NO_BLOCK,
     BlockRange,
@@ -93,4 +93,5 @@ __all__ = [
     "Unavailable",
     "Unimplemented",
     "Why",
+    "held",
 ]

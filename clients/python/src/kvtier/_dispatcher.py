@@ -54,7 +54,7 @@ class Dispatcher:
                 self._epoll.unregister(fd)
 
     def stop(self) -> None:
-        """Ends the thread; what was to come later is dropped."""
+        """Ends the thread after what is due; what was to come later is dropped."""
         with self._lock:
             if self._is_stopping:
                 return
@@ -80,12 +80,15 @@ class Dispatcher:
     def _run(self) -> None:
         while True:
             with self._lock:
-                if self._is_stopping:
-                    return
+                is_last = self._is_stopping
                 wait_s = self._heap[0][0] - time.monotonic() if self._heap else None
+            if is_last:
+                wait_s = 0.0
             events = self._epoll.poll(None if wait_s is None else max(wait_s, 0.0))
             for fn in self._ready([fd for fd, _ in events]):
                 run_safely(fn)
+            if is_last:
+                return
 
     def _ready(self, fds: list[int]) -> list[Callable[[], None]]:
         ready = []

@@ -11,8 +11,9 @@ extra_keys count blocks from the cursor too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
 
 from kvtier.errors import KvtierError
 from kvtier.op import Op
@@ -26,6 +27,23 @@ from kvtier.types import (
     Reservation,
     Ticket,
 )
+
+_Handle = TypeVar("_Handle", Lease, Ticket, bytes)
+
+
+@contextmanager
+def held(session: Session, handle: _Handle) -> Iterator[_Handle]:
+    """A lease or ticket that is given back at the end of the block:
+
+        with held(session, found.lease) as lease:
+            session.promote(moves, lease=lease).wait(10)
+
+    Wait inside for operations that use it: those still running may be aborted.
+    """
+    try:
+        yield handle
+    finally:
+        session.release(handle)
 
 
 class Session(Protocol):
