@@ -54,6 +54,7 @@ def make(shape: str, seed: int, **options: Any) -> tuple[FakeEngine, Clock]:
         has_own_cache=rng.random() < 0.6,
         lends_pool=rng.random() < 0.8,
     )
+    daemon.on_call = lambda: clock.sleep(rng.choice([0.0, 0.0, 0.001, 0.015]))
     engine.failure_rate = rng.choice([0.0, 0.0, 0.1, 0.5])
     return engine, clock
 

@@ -63,7 +63,7 @@ def test_what_the_lookup_found_is_not_offered() -> None:
     rig = Rig()
     rig.warm(40)
     request = rig.request(64)
-    tokens, _ = rig.ask(request)
+    tokens = rig.offered(request)
     rig.allocated(request, tokens)
     (load,) = rig.build().loads
     rig.report(load.job_id)
@@ -85,6 +85,21 @@ def test_one_reserve_a_store_and_one_store_for_two_equal_prompts() -> None:
     assert rig.daemon.calls == ["lookup", "lookup", "reserve", "reserve"]
     rig.store(meta)
     rig.check_idle()
+
+
+def test_reserves_cost_a_step_one_deadline_and_one_call_at_most() -> None:
+    """Many requests fill a block in the same step: the others' stores begin in later ones."""
+    rig = Rig(lookup_timeout_ms=20.0)
+    scheduled = {}
+    for number in range(5):
+        request = rig.request([number] * 16, str(number))
+        rig.ask(request)
+        rig.allocated(request, 0)
+        scheduled[request.request_id] = 16
+    rig.daemon.on_call = lambda: rig.clock.sleep(0.015)
+    assert [job.req_id for job in rig.build(scheduled).stores] == ["0", "1"]
+    assert [job.req_id for job in rig.build(scheduled).stores] == ["2", "3"]
+    assert [job.req_id for job in rig.build(scheduled).stores] == ["4"]
 
 
 def test_what_is_stored_already_does_not_travel() -> None:
@@ -214,7 +229,7 @@ def test_nothing_computed_from_a_load_of_the_same_step_is_stored() -> None:
     rig.warm(40)
     one, two = rig.request(64, "one"), rig.request(64, "two")
     two.all_token_ids[63] = 9999
-    tokens, _ = rig.ask(one)
+    tokens = rig.offered(one)
     rig.allocated(one, tokens)
     one.num_computed_tokens = tokens
     rig.tables["two"] = [[*rig.tables["one"][0][:10], *rig.table(rig.request(24, "x"))[0]]]

@@ -59,6 +59,7 @@ class FakeDaemon:
         self.is_up = True
         self.is_late = False
         self.no_room = False
+        self.on_call: Callable[[], None] = lambda: None  # what time a call takes
         self.blocks: dict[Key, dict[int, Payload]] = {}
         self.leases: dict[bytes, Held] = {}
         self.tickets: dict[bytes, Held] = {}
@@ -162,6 +163,7 @@ class FakeSession:
     def _enter(self, call: str) -> None:
         assert not self.is_closed
         self.daemon.calls.append(call)
+        self.daemon.on_call()
         if self.daemon.is_late:
             raise DeadlineExceeded("late")
         if not self.attached:

@@ -396,7 +396,11 @@ class FakeEngine:
             request = req.request
             if request.num_computed_tokens == 0:
                 local = self.local_hit(req)
-                external, is_async = self.side.get_num_new_matched_tokens(request, local)
+                offered, is_async = self.side.get_num_new_matched_tokens(request, local)
+                if offered is None:
+                    assert not is_async
+                    continue
+                external = offered
                 self.check_offer(req, local, external, is_async)
             else:
                 local, external, is_async = 0, 0, False

@@ -56,7 +56,7 @@ class Rig:
         ids = list(range(tokens)) if isinstance(tokens, int) else tokens
         return fakes.Request(req_id, ids, **more)
 
-    def ask(self, request: Any, computed: int = 0) -> tuple[int, bool]:
+    def ask(self, request: Any, computed: int = 0) -> tuple[int | None, bool]:
         return self.side.get_num_new_matched_tokens(request, computed)
 
     def table(self, request: Any, tokens: int | None = None, null: int = 0) -> list[list[int]]:
@@ -94,6 +94,12 @@ class Rig:
                 ),
             )
         )
+
+    def offered(self, request: Any, computed: int = 0) -> int:
+        """A question that is answered now."""
+        tokens, _ = self.ask(request, computed)
+        assert tokens is not None
+        return tokens
 
     def compute(self, request: Any, count: int, **more: Any) -> KvtierMetadata:
         """A step that computes `count` tokens of the request."""

@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 MISS_LIVES_S = 0.5  # a waiting request whose answer was a miss is not asked for again before
 LEASE_MARGIN = 0.5  # of a lease's lifetime: an older one is not promised on
 TOKENS_MAX = 1 << 20  # of one lookup; what is beyond is computed
+STEP_DEADLINES = 2.0  # of lookups: what they may cost a step; further ones are made in later steps
 
 
 class SchedulerSide:
@@ -74,6 +75,7 @@ class SchedulerSide:
         self._loras = LoraNames()
         self._tracked: dict[str, Tracked] = {}
         self._meta = KvtierMetadata()
+        self._lookups_s = 0.0  # spent in this step
         self._is_sync = options.load == "sync" and geometry.group_count == 1
         self._has_only_full = all(c.kind is Kind.FULL for c in geometry.components)
 
@@ -83,9 +85,12 @@ class SchedulerSide:
         """vLLM lends its block pool, to hold the blocks that stores read."""
         self._jobs.pool = pool
 
-    def get_num_new_matched_tokens(self, request: Any, num_computed: int) -> tuple[int, bool]:
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed: int
+    ) -> tuple[int | None, bool]:
         """How many tokens after `num_computed` can be loaded, and whether the request has to wait
-        for them outside of the batch. May be called any number of times for a waiting request."""
+        for them outside of the batch. None: ask again in a later step, lookups have cost this one
+        enough. May be called any number of times for a waiting request."""
         try:
             tokens = self._promise(request, num_computed)
         except Exception:
@@ -95,9 +100,9 @@ class SchedulerSide:
                 tracked.drop_held()
             self.stats.observe_lookup(0.0, 0, 0, "error")
             return 0, False
-        return tokens, tokens > 0 and not self._is_sync
+        return tokens, bool(tokens) and not self._is_sync
 
-    def _promise(self, request: Any, num_computed: int) -> int:
+    def _promise(self, request: Any, num_computed: int) -> int | None:
         tracked = self._track(request)
         tracked.is_stale = False
         size = self._geometry.block_tokens
@@ -113,6 +118,8 @@ class SchedulerSide:
             return 0
         held = self._fresh_answer(tracked, num_computed)
         if held is None:
+            if self._lookups_s >= STEP_DEADLINES * self._options.lookup_timeout_s:
+                return None
             held = self._ask(tracked, num_computed, limit)
         held.computed = num_computed
         if held.boundary <= num_computed:
@@ -158,6 +165,7 @@ class SchedulerSide:
         tokens = as_tokens(tracked.request, 0, min(tracked.request.num_tokens, TOKENS_MAX))
         extra_keys = tracked.keys.extra(0, len(tokens) // self._geometry.block_tokens)
         looked = self._look_up(tracked.keys, tokens, extra_keys, limit)
+        self._lookups_s += self._clock() - now_s
         if looked.result is not None:
             self._take_answer(tracked, held, looked.result, looked.grant, limit)
         found = max(0, held.boundary - num_computed)
@@ -261,6 +269,7 @@ class SchedulerSide:
             if tracked is not None and tracked.held is None and tracked.load_job_id is None:
                 tracked.starts = plan.Starts()
         self._meta.stores.extend(self._stores.begin(scheduler_output, self._tracked))
+        self._lookups_s = 0.0
         self.stats.set_inflight(self._jobs.loads, len(self._jobs) - self._jobs.loads)
         self.stats.set_attached("scheduler", self._link.is_attached)
         self.stats.set_breaker_open(self._link.breaker.is_open)

@@ -7,7 +7,8 @@ What is not offered: tokens whose cache is not certain (drafts, placeholders, wh
 same step brings), sliding windows far from where another request may go on, recurrent states other
 than those that vLLM offers, and what would keep more of the engine's block pool from being reused
 than `store_blocks_max` allows. The last is offered again in later steps, as long as the request
-lives; so is what the daemon could not be asked for, a second later.
+lives; so is what the daemon could not be asked for, a second later, and what would have cost this
+step more than one deadline of a Reserve and is offered in the next one.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Stores:
         if self._options.store == "off" or tables is None:
             return []
         states, loading = tables.states(), self._jobs.loading()
-        begun = []
+        begun, until_s = [], self._clock() + self._options.lookup_timeout_s
         for req_id, scheduled in scheduler_output.num_scheduled_tokens.items():
             tracked = tracked_by_id.get(req_id)
             if tracked is None or tracked.keys is None or tracked.is_stale:
@@ -66,6 +67,8 @@ class Stores:
             end_block = self._complete_blocks(tracked.request, scheduled)
             offered = states.get(req_id, ())
             if end_block <= tracked.starts.least and not offered:
+                continue
+            if self._clock() >= until_s and not offered:  # states are offered once only
                 continue
             try:
                 job = self._begin(tracked, end_block, tables, offered, loading)
