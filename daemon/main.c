@@ -18,6 +18,7 @@
 #include "daemon/config.h"
 #include "daemon/notify.h"
 #include "daemon/start.h"
+#include "tiers/verify.h"
 
 #define SETS_MAX 64u
 
@@ -220,8 +221,12 @@ static int serve(const struct kvt_config *config)
     struct kvt_daemon daemon;
     uint64_t start_ns = kvt_clock_mono_ns();
     char status[512];
-    int r = kvt_daemon_start(&daemon, config, KVT_VERSION);
+    int r;
 
+    if (!kvt_verify_is_on())
+        kvt_log_error("THIS PROGRAM IS FOR TESTS: no payload is verified, wrong bytes are served "
+                      "as right ones; no engine whose answers matter may use it");
+    r = kvt_daemon_start(&daemon, config, KVT_VERSION);
     if (r < 0) {
         kvt_notify_failed("start failed, the log says why", r);
         return (int)daemon.exit;

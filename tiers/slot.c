@@ -5,6 +5,7 @@
 
 #include "daemon/base/bytes.h"
 #include "daemon/base/hash.h"
+#include "tiers/verify.h"
 
 #define SLOT_MAGIC 0x31544f4c5354564bull /* "KVTSLOT1" read as little-endian */
 
@@ -233,7 +234,7 @@ enum kvt_slot_verdict kvt_slot_check(const void *slot, const struct kvt_slot_key
 
     if (verdict != KVT_SLOT_OK)
         return verdict;
-    if (kvt_hash64(payload, key->payload_bytes, 0) != kvt_slot_payload_hash(slot))
+    if (!kvt_verify_payload(payload, key->payload_bytes, kvt_slot_payload_hash(slot)))
         return KVT_SLOT_BAD_PAYLOAD;
     return KVT_SLOT_OK;
 }
