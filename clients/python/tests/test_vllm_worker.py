@@ -225,6 +225,20 @@ def test_sync_load_is_over_before_begin_returns() -> None:
     assert rig.worker.take_bad_blocks() == set()
 
 
+def test_step_without_a_forward_pass_waits_a_moment_for_a_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An engine that only waits would spin, and keep the threads that load from running."""
+    monkeypatch.setattr("kvtier.vllm.worker.IDLE_WAIT_S", 5.0)
+    rig = Rig()
+    rig.step(loads=[load(1, "a")])
+    timer = later(0.05, lambda: rig.session.ops[0].finish(DONE, 8192))
+    assert rig.worker.poll().finished == set()
+    assert rig.worker.poll(is_idle=True).finished == {"a"}
+    assert rig.worker.poll(is_idle=True).finished == set()  # nothing to wait for
+    timer.join()
+
+
 def test_failed_sync_load_names_its_engine_blocks() -> None:
     rig = Rig()
     moves = [ComponentMoves(0, [4, 5], [1, 2, NO_BLOCK, 4])]

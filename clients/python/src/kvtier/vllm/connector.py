@@ -54,6 +54,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._allocation: SharedAllocation | None = None
+        self._is_idle = False  # this step has no forward pass
         self._geometry = _geometry(vllm_config, kv_cache_config, self._options)
         if self._geometry is None:
             return
@@ -138,6 +139,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         within its step (`StoreJob.is_fenced`)."""
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        self._is_idle = getattr(forward_context, "attn_metadata", None) is None
         if self._worker is not None:
             self._worker.begin(self._get_connector_metadata())
 
@@ -154,7 +156,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         if self._worker is None:
             return KVConnectorTransferResults()
-        loads = self._worker.poll()
+        loads = self._worker.poll(is_idle=self._is_idle)
         return KVConnectorTransferResults(
             finished_recving=loads.finished, failed_recving=loads.failed
         )

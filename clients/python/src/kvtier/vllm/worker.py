@@ -7,7 +7,8 @@ A step of the engine calls, always in the thread of the step::
     poll()                 which loads are over, for vLLM
     take_report()          which jobs are over, for the scheduler half
 
-Nothing waits, except for a load that the forward pass of this very step needs (`is_sync`).
+Nothing waits, except for a load that the forward pass of this very step needs (`is_sync`),
+and, for a millisecond, in steps that have no forward pass.
 A job is reported when its transfer is finished, that is when nobody but the engine touches
 its blocks, whatever deadline passed before; a job that could not begin is reported as failed
 in the same step. There is no other state: a daemon that is away makes jobs fail, and when
@@ -46,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 SHUTDOWN_S = 5.0
 SYNC_LOG_S = 10.0
+IDLE_WAIT_S = 0.001
 
 
 class Attacher(Protocol):
@@ -219,8 +221,11 @@ class WorkerSide:
             if job.is_fenced:
                 self._wait_finished(self._running[job.job_id])
 
-    def poll(self) -> LoadResults:
-        """Take what is finished out of the running jobs."""
+    def poll(self, *, is_idle: bool = False) -> LoadResults:
+        """Take what is finished out of the running jobs. is_idle: the step had no forward pass: a
+        moment's wait for a load delays nobody, and lets the threads that it needs run."""
+        if is_idle:
+            self._wait_moment()
         results = LoadResults()
         over = [(i, r) for i, r in self._running.items() if r.transfer.finished()]
         for job_id, running in over:
@@ -266,6 +271,11 @@ class WorkerSide:
         if isinstance(job, LoadJob):
             return memory.load(session, job)
         return memory.store(session, job)
+
+    def _wait_moment(self) -> None:
+        loads = [r.transfer for r in self._running.values() if isinstance(r.job, LoadJob)]
+        if loads and not any(transfer.finished() for transfer in loads):
+            loads[0].wait(IDLE_WAIT_S)
 
     def _wait_finished(self, running: _Running) -> None:
         """Until the daemon has left the blocks. The job's own timeout makes that soon; only a
