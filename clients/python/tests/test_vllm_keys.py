@@ -167,6 +167,14 @@ def test_breaker_lets_one_probe_through_at_a_time() -> None:
     assert breaker.allows(8.0)  # the first back-off again
 
 
+def test_what_was_begun_before_it_opened_does_not_keep_it_open_longer() -> None:
+    breaker = Breaker(failures_max=3, backoff_s=1.0)
+    for _ in range(20):
+        breaker.failed(0.0)
+    assert not breaker.allows(0.9)
+    assert breaker.allows(1.0)
+
+
 def test_a_success_between_failures_keeps_it_closed() -> None:
     breaker = Breaker(failures_max=2)
     for now_s in range(10):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import vllm_fakes as fakes
-from kvtier.types import NO_BLOCK, Kind
+from kvtier.types import NO_BLOCK, Kind, MoveResult
 from kvtier.vllm import stores
 from kvtier.vllm.meta import KvtierMetadata
 from kvtier.vllm.scheduler import MISS_LIVES_S
@@ -447,6 +447,17 @@ def test_workers_that_cannot_load_are_left_alone() -> None:
     assert rig.ask(rig.request(req_id="fourth")) == (0, False)
     rig.clock.sleep(1.0)
     assert rig.ask(rig.request(req_id="probe")) == (32, True)
+
+
+def test_blocks_that_are_gone_or_damaged_do_not_keep_others_from_loading() -> None:
+    rig = Rig()
+    rig.warm()
+    for number in range(9):
+        request = rig.request(req_id=str(number))
+        rig.allocated(request, rig.offered(request))
+        (job,) = rig.build().loads
+        rig.report(job.job_id, ok=False, results=(MoveResult.DONE, MoveResult.MISS))
+    assert rig.ask(rig.request(req_id="last")) == (32, True)
 
 
 def test_a_load_with_nothing_to_move_is_still_a_job() -> None:

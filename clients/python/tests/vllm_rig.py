@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import vllm_fakes as fakes
-from kvtier.types import Kind
+from kvtier.types import Kind, MoveResult
 from kvtier.vllm.meta import JobReport, KvtierMetadata, WorkerReport
 from kvtier.vllm.options import Options
 from kvtier.vllm.scheduler import SchedulerSide
@@ -111,9 +111,17 @@ class Rig:
         return meta
 
     def report(
-        self, job_id: int, ok: bool = True, ranks: int | None = None, failed: set[str] | None = None
+        self,
+        job_id: int,
+        ok: bool = True,
+        ranks: int | None = None,
+        failed: set[str] | None = None,
+        results: tuple[MoveResult, ...] = (),
     ) -> None:
-        reports = WorkerReport({job_id: JobReport(ranks or self.geometry.ranks, ok)})
+        """The workers say how a job ended: all blocks alike unless the test says otherwise."""
+        how = results or (MoveResult.DONE if ok else MoveResult.ABORTED,)
+        report = JobReport(ranks or self.geometry.ranks, ok, 0, dict.fromkeys(map(int, how), 1))
+        reports = WorkerReport({job_id: report})
         self.side.update_connector_output(
             SimpleNamespace(failed_recving=failed, kv_connector_worker_meta=reports)
         )

@@ -22,6 +22,7 @@ class Breaker:
         self._backoff_s = backoff_s
         self._failures = 0
         self._closed_until_s = 0.0  # while open: no call before
+        self._is_probing = False  # the probe of this back-off has been let through
 
     @property
     def is_open(self) -> bool:
@@ -35,17 +36,23 @@ class Breaker:
         if now_s < self._closed_until_s:
             return False
         self._closed_until_s = now_s + self._backoff_s
+        self._is_probing = True
         return True
 
     def succeeded(self) -> None:
         """A call was answered, whatever the answer."""
         self._failures = 0
         self._backoff_s = self._backoff_first_s
+        self._is_probing = False
 
     def failed(self, now_s: float) -> None:
-        """A call was not answered in time, or not at all."""
+        """A call was not answered in time, or not at all. While open, only a probe counts: what was
+        begun before and fails now says nothing new."""
+        if self.is_open and not self._is_probing:
+            return
         if self.is_open:
             self._backoff_s = min(2 * self._backoff_s, self._backoff_max_s)
         self._failures += 1
+        self._is_probing = False
         if self.is_open:
             self._closed_until_s = now_s + self._backoff_s

@@ -16,13 +16,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvtier.types import Cursor
+from kvtier.types import Cursor, MoveResult
 from kvtier.vllm.keys import RequestKeys
 from kvtier.vllm.link import Grant
 from kvtier.vllm.meta import ComponentMoves, WorkerReport
 from kvtier.vllm.plan import Starts
 
 logger = logging.getLogger(__name__)
+
+_ANSWERS = frozenset({MoveResult.DONE, MoveResult.MISS})
 
 
 @dataclass(slots=True)
@@ -81,8 +83,9 @@ class Tracked:
 class Job:
     """A load or store that not every rank has reported yet.
 
-    grant: None for a load that was given up before it began. first_block: of a store. loading:
-    engine blocks that a load within the step writes.
+    grant: None for a load that was given up before it began. is_answered: every block is known to
+    have been there or not, on every rank. first_block: of a store. loading: engine blocks that a
+    load within the step writes.
     """
 
     job_id: int
@@ -91,6 +94,7 @@ class Job:
     grant: Grant | None
     ranks_left: int
     is_ok: bool = True
+    is_answered: bool = True
     pinned: tuple[int, ...] = ()
     first_block: int = 0
     loading: frozenset[int] = frozenset()
@@ -149,6 +153,7 @@ class Jobs:
                 logger.error("kvtier: a worker reports job %d, which is over or unknown", job_id)
                 continue
             job.is_ok = job.is_ok and ended.is_ok
+            job.is_answered = job.is_answered and set(ended.results) <= _ANSWERS
             job.ranks_left -= ended.ranks
             if job.ranks_left <= 0:
                 del self._jobs[job_id]

@@ -299,9 +299,11 @@ class SchedulerSide:
             if not job.is_ok:
                 tracked.has_failed = True
                 tracked.starts = plan.Starts()
-        if job.is_ok:
+        if job.grant is None or tracked is None:
+            return  # given up, or cancelled: that says nothing of the workers
+        if job.is_answered:  # a block that was evicted or failed its check is an answer, too
             self._loads_breaker.succeeded()
-        elif job.grant is not None and tracked is not None:  # not one that was given up
+        else:
             self._loads_breaker.failed(self._clock())
 
     # ---- ends ------------------------------------------------------------------------------------
