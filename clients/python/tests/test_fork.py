@@ -189,3 +189,20 @@ def test_a_process_ends_without_closing(daemon: Daemon, how: str) -> None:
     assert (done.returncode, said) == (0, [])
     assert time.monotonic() - started_s < 5.0
     daemon.go_on()
+
+
+def test_a_fork_opens_nothing() -> None:
+    """A copy of a pipe's end in the child would keep its reader from seeing the end of the file."""
+    client = kvtier.Client("/nowhere/kvtierd.sock")
+    read_fd, write_fd = os.pipe()
+    fds = len(os.listdir("/proc/self/fd"))
+
+    def child() -> None:
+        assert len(os.listdir("/proc/self/fd")) == fds
+        os.close(write_fd)
+        assert os.read(read_fd, 1) == b"", "somebody here still has the other end"
+
+    threading.Timer(0.2, os.close, [write_fd]).start()
+    assert in_child(child) == 0
+    os.close(read_fd)
+    client.close()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import os
 import socket as sockets
+import stat
 import threading
 import time
 import weakref
@@ -235,8 +236,12 @@ _CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()
 
 def _is_connected_to(fd: int, paths: set[str]) -> bool:
     try:
-        with sockets.socket(fileno=os.dup(fd)) as copy:
-            return copy.family == sockets.AF_UNIX and copy.getpeername() in paths
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            return False
+        # Its kind is named: a copy whose kind cannot be found out would stay open, and a copy of a
+        # pipe's end that stays open keeps the other end from ever seeing the end of the file.
+        with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM, fileno=os.dup(fd)) as copy:
+            return copy.getpeername() in paths
     except OSError:
         return False
 
