@@ -147,6 +147,20 @@ def test_death_finishes_an_op_within_its_deadline(daemon: Daemon, stored: Any) -
     assert isinstance(op.result.error, kvtier.Unavailable)
 
 
+def test_an_op_that_begins_just_after_the_death(daemon: Daemon, stored: Any) -> None:
+    """Its caller read the attachment before; everybody was told of the end before it was there."""
+    session, _, _, lease = stored
+    before = session.current
+    daemon.kill()
+    wait_until(lambda: before.process.pidfd < 0)
+    wait_until(lambda: not session.attached)
+    session.current = before
+    op = session.promote(LOADS, lease=lease, timeout_s=1.0)
+    session.current = None
+    assert op.wait(WAIT_S), "nobody attaches again, so nobody would ever finish it"
+    assert isinstance(op.result.error, kvtier.Unavailable)
+
+
 class TestWithoutPidfd:
     """The daemon's process is one that cannot be watched."""
 

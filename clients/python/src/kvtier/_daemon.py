@@ -36,9 +36,10 @@ class Process:
     @property
     def is_dead(self) -> bool:
         """The process ended. Ends never come back."""
-        if not self._is_dead and self.pidfd >= 0:
+        fd = self.pidfd  # another thread may close it, but only after the end
+        if not self._is_dead and fd >= 0:
             poll = select.poll()
-            poll.register(self.pidfd, select.POLLIN)
+            poll.register(fd, select.POLLIN)
             self._is_dead = bool(poll.poll(0))
         return self._is_dead
 
@@ -46,6 +47,11 @@ class Process:
     def is_watched(self) -> bool:
         """Its end will be seen."""
         return self.pidfd >= 0
+
+    def on_end(self) -> None:
+        """Its pidfd says that it ended."""
+        self._is_dead = True
+        self.close()
 
     def close(self) -> None:
         """Lets go of the pidfd; what is known about the process stays known."""

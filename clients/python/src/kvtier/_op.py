@@ -204,7 +204,9 @@ class Transfer(Op):
         with self._lock:
             if self._result is None or self._done.is_set():
                 return
-            is_over = self._is_quiesced
+            # Its end is told to the operations of that moment: one that began just after it, when
+            # the session did not know yet, has to look.
+            is_over = self._is_quiesced or self.at.process.is_dead
             if is_over:
                 callbacks, self._callbacks = self._callbacks, []
                 self._done.set()

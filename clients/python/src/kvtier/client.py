@@ -204,8 +204,7 @@ class Client:
         return found
 
     def _on_end(self, process: Process) -> None:
-        assert process.is_dead
-        process.close()
+        process.on_end()
         for session in list(self._sessions):
             session.on_daemon_gone(process)
 
