@@ -242,6 +242,8 @@ static void shim_distort(struct disk_shim *shim, struct kvt_disk_cqe *cqe)
         result = shim_result(shim, &shim->write_result);
     else
         result = shim_result(shim, &shim->flush_result);
+    if (result < 0 && shim->op_by_flight[idx] == KVT_DISK_OP_FLUSH)
+        atomic_fetch_add(&shim->flushes_failed, 1);
     if (result < 0)
         cqe->result = result;
     else if (less > 0 && cqe->result >= less && shim->op_by_flight[idx] != KVT_DISK_OP_FLUSH) {

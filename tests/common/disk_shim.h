@@ -37,6 +37,7 @@ struct disk_shim {
     atomic_int submit_result;             /* < 0: instead of submitting */
     atomic_uint submit_failures;          /* so many times */
     atomic_uint requests[3], completions; /* by kvt_disk_op */
+    atomic_uint flushes_failed;           /* completions of flushes that were given an error */
     atomic_uint waits, stuck_calls; /* sleeps of the ring's thread; plain calls that hang now */
     /* The thread's own. */
     struct kvt_disk_sqe stuck[SHIM_STUCK_MAX];
