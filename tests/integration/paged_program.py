@@ -85,7 +85,7 @@ class Paged(unittest.TestCase):
     def test_ranks_that_give_up_and_requests_that_abort(self):
         self.start(l2=8 * MIB)
         given_up = aborted = 0
-        for preset in ("full", "window", "state", "hybrid"):
+        for preset in ("full", "window", "state", "hybrid", "mla"):
             with self.subTest(preset=preset):
                 result = self.run_bench("--ranks", "4", "--preset", preset, "--tenants", "2",
                                         *FAULTS)

@@ -132,6 +132,14 @@ static void test_models(void **state)
     options.bytes_per_token = 12;
     assert_int_equal(kvt_model_make(&model, &options, why, sizeof(why)), KVT_MODEL_E_BAD);
     options = kvt_model_defaults();
+    options.ranks = 4;
+    assert_int_equal(kvt_model_make(&model, &options, why, sizeof(why)), 0);
+    assert_int_equal(kvt_model_block_bytes(&model), 4 * 64 * 512);
+    assert_int_equal(kvt_model_shard_rank(&model, 0, 3), 3);
+    options.preset = "mla"; /* the same bytes on every rank */
+    assert_int_equal(kvt_model_make(&model, &options, why, sizeof(why)), 0);
+    assert_int_equal(kvt_model_block_bytes(&model), 64 * 512);
+    assert_int_equal(kvt_model_shard_rank(&model, 0, 3), 0);
     options.preset = "none";
     assert_int_equal(kvt_model_make(&model, &options, why, sizeof(why)), KVT_MODEL_E_BAD);
 }

@@ -78,6 +78,7 @@ static int open_namespace(struct bench_link *link)
             .kind = (uint32_t)model->components[c].kind,
             .window_tokens = model->components[c].window_tokens,
             .bytes_per_block = model->components[c].block_bytes,
+            .is_replicated = model->components[c].is_replicated,
             .name = bench_text(model->components[c].name),
         };
     req->model = bench_text(link->options->namespace_name);

@@ -112,7 +112,7 @@ static const char daemon_text[] =
     "  --deadline MS            of each call (default 10000)\n"
     "  --namespace NAME         model name to declare (default kvtier-bench)\n"
     "\nThe model\n"
-    "  --preset NAME            full, window, state, hybrid (default full)\n"
+    "  --preset NAME            full, window, state, hybrid, mla (default full)\n"
     "  --bytes-per-token N      of one rank and one attention component (default 512)\n"
     "  --block-tokens N         tokens a block (default 64)\n"
     "  --engine-block-tokens N  tokens a block of the engine (default 16)\n"

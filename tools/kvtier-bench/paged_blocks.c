@@ -43,9 +43,12 @@ static void note(struct paged_blocks *blocks, uint64_t id, uint32_t rank, uint64
                        (unsigned long long)bytes);
 }
 
-static struct kvt_kv_part part_of(const struct paged_block *block, uint64_t id, uint32_t rank)
+static struct kvt_kv_part part_of(const struct paged_blocks *blocks,
+                                  const struct paged_block *block, uint64_t id, uint32_t rank)
 {
-    struct kvt_oracle_place place = {block->chain, block->block_idx, block->component, rank};
+    struct kvt_oracle_place place = {
+        block->chain, block->block_idx, block->component,
+        kvt_model_shard_rank(blocks->engine->model, block->component, rank)};
 
     return (struct kvt_kv_part){rank, block->component, block->part, id, kvt_oracle_key(&place)};
 }
@@ -53,7 +56,7 @@ static struct kvt_kv_part part_of(const struct paged_block *block, uint64_t id, 
 static uint64_t count_foreign(const struct paged_blocks *blocks, uint64_t id, uint32_t rank)
 {
     const struct paged_block *block = &blocks->blocks[id];
-    struct kvt_kv_part part = part_of(block, id, rank);
+    struct kvt_kv_part part = part_of(blocks, block, id, rank);
 
     if (block->content == PAGED_GUARD)
         return kvt_kv_memory_count_unguarded(&blocks->memory, rank, id);
@@ -98,7 +101,7 @@ void paged_blocks_compute(struct paged_blocks *blocks, uint64_t id, const struct
     blocks->blocks[id] = *what;
     blocks->blocks[id].content = PAGED_PAYLOAD;
     for (uint32_t rank = 0; rank < blocks->engine->model->ranks; rank++) {
-        struct kvt_kv_part part = part_of(what, id, rank);
+        struct kvt_kv_part part = part_of(blocks, what, id, rank);
 
         kvt_kv_memory_fill(&blocks->memory, &part);
     }

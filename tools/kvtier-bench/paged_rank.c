@@ -58,7 +58,9 @@ static void verify_block(const struct rank *rank, const struct paged_job *job,
 {
     const struct kvt_model_component *component = &rank->seat->jobs->model->components[c];
     uint32_t each = component->engine_blocks_per_block;
-    struct kvt_oracle_place place = {lists->chains[i], lists->block_idx[i], c, rank->seat->rank};
+    struct kvt_oracle_place place = {
+        lists->chains[i], lists->block_idx[i], c,
+        kvt_model_shard_rank(rank->seat->jobs->model, c, rank->seat->rank)};
     uint64_t wrong = 0, stray = 0;
 
     for (uint32_t part = 0; part < each; part++) {

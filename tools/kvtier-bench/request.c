@@ -38,7 +38,8 @@ static uint64_t *ids_of(const struct bench_worker *worker, uint32_t c, uint64_t 
 static struct kvt_bench_shard shard_of(const struct bench_worker *worker, uint32_t c,
                                        uint64_t block, uint32_t rank)
 {
-    struct kvt_oracle_place place = {worker->chains[block], block, c, rank};
+    struct kvt_oracle_place place = {worker->chains[block], block, c,
+                                     kvt_model_shard_rank(worker->engine->model, c, rank)};
 
     return (struct kvt_bench_shard){
         .component = c,

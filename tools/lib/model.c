@@ -77,11 +77,12 @@ int kvt_model_make(struct kvt_model *ret_model, const struct kvt_model_options *
 {
     static const struct {
         const char *name;
-        bool has_window, has_state;
-    } presets[] = {{"full", false, false},
-                   {"window", true, false},
-                   {"state", false, true},
-                   {"hybrid", true, true}};
+        bool has_window, has_state, is_replicated;
+    } presets[] = {{"full", false, false, false},
+                   {"window", true, false, false},
+                   {"state", false, true, false},
+                   {"hybrid", true, true, false},
+                   {"mla", false, false, true}};
     struct kvt_model model = {
         .block_tokens = options->block_tokens,
         .engine_block_tokens = options->engine_block_tokens,
@@ -99,6 +100,7 @@ int kvt_model_make(struct kvt_model *ret_model, const struct kvt_model_options *
             return bad(why, why_bytes, "the window is at least 1 token");
         model.preset = presets[i].name;
         add_component(&model, options, KVT_MODEL_FULL);
+        model.components[0].is_replicated = presets[i].is_replicated;
         if (presets[i].has_window)
             add_component(&model, options, KVT_MODEL_WINDOW);
         if (presets[i].has_state)
@@ -106,7 +108,7 @@ int kvt_model_make(struct kvt_model *ret_model, const struct kvt_model_options *
         *ret_model = model;
         return 0;
     }
-    return bad(why, why_bytes, "the preset is one of full, window, state, hybrid");
+    return bad(why, why_bytes, "the preset is one of full, window, state, hybrid, mla");
 }
 
 struct kvt_model_span kvt_model_needed(const struct kvt_model *model, uint32_t component,
@@ -128,11 +130,17 @@ struct kvt_model_span kvt_model_needed(const struct kvt_model *model, uint32_t c
     return (struct kvt_model_span){0, 0};
 }
 
+uint32_t kvt_model_shard_rank(const struct kvt_model *model, uint32_t component, uint32_t rank)
+{
+    return model->components[component].is_replicated ? 0 : rank;
+}
+
 uint64_t kvt_model_block_bytes(const struct kvt_model *model)
 {
     uint64_t bytes = 0;
 
     for (uint32_t i = 0; i < model->components_count; i++)
-        bytes += model->components[i].block_bytes * model->ranks;
+        bytes += model->components[i].block_bytes *
+                 (model->components[i].is_replicated ? 1 : model->ranks);
     return bytes;
 }

@@ -6,6 +6,7 @@
  *   window   full attention, sliding window
  *   state    full attention, recurrent state
  *   hybrid   all three
+ *   mla      full attention, the same bytes on every rank: one shard serves all
  *
  * A payload is laid out piece by piece (tiers do the same): piece p of engine block e of a block
  * begins at (p * engine_blocks_per_block + e) * piece_bytes. Pure. */
@@ -32,6 +33,7 @@ struct kvt_model_component {
     uint32_t pieces_count; /* layers x (K, V) */
     uint32_t piece_bytes;  /* of one engine block */
     uint64_t block_bytes;  /* of one rank's shard */
+    bool is_replicated;    /* every rank has the same bytes */
 };
 
 struct kvt_model {
@@ -47,6 +49,8 @@ struct kvt_model_options kvt_model_defaults(void);
 KVT_MUST_USE int kvt_model_make(struct kvt_model *ret_model,
                                 const struct kvt_model_options *options, char *why,
                                 size_t why_bytes);
+/* Whose bytes rank @rank holds of @component: of the oracle's places. */
+uint32_t kvt_model_shard_rank(const struct kvt_model *model, uint32_t component, uint32_t rank);
 /* Blocks of component @component that resuming at @boundary_tokens needs: [first, end). */
 struct kvt_model_span {
     uint64_t first, end;
