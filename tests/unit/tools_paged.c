@@ -200,13 +200,61 @@ static void test_a_preempted_request_leaves_what_ops_use(void **state)
     assert_true(world->paged.stats.reused_by_other > 0);
 }
 
-/* ---- bytes ----------------------------------------------------------------------------------- */
-
 static uint8_t *byte_of(struct world *world, uint64_t id, uint32_t rank, uint64_t offset_bytes)
 {
     return world->paged.blocks.memory.bases[rank] + id * world->paged.blocks.memory.page_bytes +
            offset_bytes;
 }
+
+static void test_kept_blocks_are_left_alone(void **state)
+{
+    struct world *world = *state;
+    struct paged_request *request = &world->request;
+    const uint64_t *table = request->tables[FULL];
+
+    paged_request_begin(&world->paged, request, 0);
+    compute_to(world, 520);
+    paged_request_keep(&world->paged, request, 301);
+    assert_int_equal(request->kept_tokens, 288);
+    assert_int_equal(held(world), 18);
+    assert_true(paged_request_make_room(&world->paged, request, 640));
+    assert_int_equal(held(world), 10 * EACH + 7 + 1);
+    paged_request_hide_kept(&world->paged, request, 4); /* its last two, of block 4 */
+    assert_int_equal(world->paged.blocks.blocks[table[15]].content, PAGED_PAYLOAD);
+    assert_int_equal(world->paged.blocks.blocks[table[16]].content, PAGED_GUARD);
+    assert_int_equal(world->paged.blocks.blocks[table[17]].content, PAGED_GUARD);
+    *byte_of(world, table[17], 1, 0) ^= 1; /* the load did not leave it alone */
+    paged_request_show_kept(&world->paged, request);
+    assert_int_equal(world->paged.stats.stray_bytes, 1);
+    assert_int_equal(world->paged.blocks.blocks[table[17]].content, PAGED_PAYLOAD);
+    assert_int_equal(request->kept_tokens, 0);
+    paged_request_drop(&world->paged, request);
+    assert_int_equal(held(world), 0);
+    assert_int_equal(world->paged.stats.stray_bytes, 1);
+}
+
+static void test_what_an_op_reads_is_not_hidden(void **state)
+{
+    struct world *world = *state;
+    struct paged_request *request = &world->request;
+    uint64_t id;
+
+    paged_request_begin(&world->paged, request, 0);
+    compute_to(world, 128);
+    id = request->tables[FULL][2];
+    kvt_block_pool_ref(&world->paged.blocks.pool, id);
+    paged_request_keep(&world->paged, request, 1000); /* no more than was computed */
+    assert_int_equal(request->kept_tokens, 128);
+    paged_request_hide_kept(&world->paged, request, 0);
+    assert_int_equal(world->paged.blocks.blocks[id].content, PAGED_PAYLOAD);
+    assert_int_equal(world->paged.blocks.blocks[request->tables[FULL][3]].content, PAGED_GUARD);
+    paged_request_keep(&world->paged, request, 0);
+    assert_int_equal(held(world), 1);
+    paged_blocks_unref(&world->paged.blocks, id);
+    assert_int_equal(world->paged.stats.stray_bytes, 0);
+}
+
+/* ---- bytes ----------------------------------------------------------------------------------- */
 
 static void test_writes_to_free_blocks_are_seen(void **state)
 {
@@ -295,6 +343,8 @@ int main(void)
         PAGED_TEST(test_what_is_whole_may_be_stored),
         PAGED_TEST(test_room_for_a_load),
         PAGED_TEST(test_a_preempted_request_leaves_what_ops_use),
+        PAGED_TEST(test_kept_blocks_are_left_alone),
+        PAGED_TEST(test_what_an_op_reads_is_not_hidden),
         PAGED_TEST(test_writes_to_free_blocks_are_seen),
         PAGED_TEST(test_writes_to_computed_blocks_are_seen),
         PAGED_TEST(test_what_a_load_may_leave),

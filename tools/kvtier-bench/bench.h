@@ -81,7 +81,8 @@ struct kvt_bench_stats {
     uint64_t preemptions, aborted_requests, cancelled_ranks;
     uint64_t reused_blocks, reused_by_other; /* engine blocks; by another component's layers */
     uint64_t slid_blocks;                    /* that fell out of a window */
-    uint64_t stray_bytes;                    /* written where nobody may write */
+    uint64_t left_alone;  /* engine blocks of loads that were not to be written */
+    uint64_t stray_bytes; /* written where nobody may write */
     uint64_t errors[KVT_OP_KINDS][KVT_BENCH_CODES];
     struct kvt_histogram calls[KVT_BENCH_CALLS];
 };

@@ -131,6 +131,9 @@ KVT_MUST_USE bool paged_blocks_take(struct paged_blocks *blocks, uint32_t compon
                                     uint64_t *ret_ids);
 /* The engine computes: the block's bytes are there, on every rank. */
 void paged_blocks_compute(struct paged_blocks *blocks, uint64_t id, const struct paged_block *what);
+/* Its payload makes way for the guard; not where an op reads it. */
+void paged_blocks_hide(struct paged_blocks *blocks, uint64_t id);
+void paged_blocks_show(struct paged_blocks *blocks, uint64_t id, const struct paged_block *what);
 void paged_blocks_set(struct paged_blocks *blocks, uint64_t id, const struct paged_block *what);
 /* Blocks that nobody ever took, the null block too. */
 void paged_blocks_check_fresh(struct paged_blocks *blocks);
@@ -157,6 +160,9 @@ struct paged_request {
     struct kvt_handle cursor;
     uint64_t cursor_tokens;
     uint64_t free_seen; /* the pool's free blocks when it did not fit: there must be more */
+    /* Of full attention, while it waits: blocks that its earlier life left, as an engine's own
+     * cache has them. A load leaves them alone. A multiple of the engine's block size. */
+    uint64_t kept_tokens;
     bool may_load;
     uint64_t abort_at_tokens; /* UINT64_MAX: never; 0: while it loads */
 };
@@ -201,10 +207,18 @@ void paged_request_grow(struct paged_engine *paged, struct paged_request *reques
 /* Gives back what no later token attends to. */
 void paged_request_slide(struct paged_engine *paged, struct paged_request *request);
 void paged_request_drop(struct paged_engine *paged, struct paged_request *request); /* all */
+/* All but the full attention of the first @tokens (fewer, where those are not computed). */
+void paged_request_keep(struct paged_engine *paged, struct paged_request *request, uint64_t tokens);
+/* Kept blocks hold their guard while a load is to leave them alone, from @first_block of ours on:
+ * their own bytes written again would be seen by nobody. */
+void paged_request_hide_kept(struct paged_engine *paged, struct paged_request *request,
+                             uint64_t first_block);
+void paged_request_show_kept(struct paged_engine *paged, struct paged_request *request);
 /* Computes up to @tokens: whole blocks get their bytes. */
 void paged_request_compute(struct paged_engine *paged, struct paged_request *request,
                            uint64_t tokens);
-/* Tables for a load of @boundary_tokens; false: the pool has not enough, nothing was taken. */
+/* Tables for a load of @boundary_tokens, from what is kept on; false: the pool has not enough,
+ * nothing was taken. */
 KVT_MUST_USE bool paged_request_make_room(struct paged_engine *paged, struct paged_request *request,
                                           uint64_t boundary_tokens);
 /* Blocks of component @c before @end_block, as many as are whole in the table, from the first one
@@ -215,6 +229,8 @@ struct kvt_model_span paged_request_whole(const struct paged_engine *paged,
 
 /* paged_moves.c: lookups, loads and stores. */
 enum paged_start { PAGED_START_NO_ROOM, PAGED_START_LOADING, PAGED_START_RUNNING };
+/* Takes kept blocks from requests that wait, but for @but. true: there were some. */
+bool paged_reclaim_kept(struct paged_engine *paged, const struct paged_request *but);
 enum paged_start paged_start(struct paged_engine *paged, struct paged_request *request);
 /* false: stores hold too much already. The engine computes in no time at all: it waits, or it would
  * store nearly nothing. */

@@ -107,6 +107,25 @@ void paged_blocks_compute(struct paged_blocks *blocks, uint64_t id, const struct
     }
 }
 
+void paged_blocks_hide(struct paged_blocks *blocks, uint64_t id)
+{
+    if (!blocks->engine->options->is_verifying || blocks->pool.refs[id] != 1 ||
+        blocks->blocks[id].content != PAGED_PAYLOAD)
+        return;
+    check(blocks, id);
+    for (uint32_t rank = 0; rank < blocks->engine->model->ranks; rank++)
+        kvt_kv_memory_guard(&blocks->memory, rank, id);
+    blocks->blocks[id].content = PAGED_GUARD;
+}
+
+void paged_blocks_show(struct paged_blocks *blocks, uint64_t id, const struct paged_block *what)
+{
+    if (blocks->blocks[id].content != PAGED_GUARD)
+        return;
+    check(blocks, id);
+    paged_blocks_compute(blocks, id, what);
+}
+
 void paged_blocks_set(struct paged_blocks *blocks, uint64_t id, const struct paged_block *what)
 {
     blocks->blocks[id] = *what;

@@ -53,7 +53,10 @@ static void preempt(struct paged_engine *paged, struct paged_request *request)
 {
     /* What it generated is prompt when it comes back. */
     request->prompt_tokens = KVT_MAX(request->prompt_tokens, request->computed_tokens);
-    paged_request_drop(paged, request);
+    if (paged_random(paged) % 2 == 0)
+        paged_request_drop(paged, request);
+    else
+        paged_request_keep(paged, request, paged_random(paged) % (request->computed_tokens + 1));
     request->phase = PAGED_WAITING;
     request->free_seen = 0;
     paged->stats.preemptions++;
@@ -161,6 +164,8 @@ static bool make_way(struct paged_engine *paged, struct paged_request *request, 
     while (paged_request_lacks(paged, request, tokens) > paged->blocks.pool.free_count) {
         struct paged_request *victim = youngest_running(paged);
 
+        if (paged_reclaim_kept(paged, NULL))
+            continue;
         preempt(paged, victim);
         if (victim == request)
             return false;

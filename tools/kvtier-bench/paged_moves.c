@@ -40,17 +40,21 @@ static void add_block(struct paged_engine *paged, const struct paged_request *re
 {
     struct paged_job *job = &paged->jobs.jobs[job_idx];
     struct paged_lists lists = paged_job_lists(&paged->jobs, job_idx, c);
-    uint32_t each = paged->engine->model->components[c].engine_blocks_per_block;
-    uint32_t at = job->counts[c]++;
+    const struct kvt_model_component *component = &paged->engine->model->components[c];
+    uint32_t each = component->engine_blocks_per_block, at = job->counts[c]++;
+    uint64_t kept = 0;
 
+    if (job->kind == PAGED_LOAD && component->kind == KVT_MODEL_FULL)
+        kept = request->kept_tokens / paged->engine->model->engine_block_tokens;
     lists.block_idx[at] = block;
     lists.chains[at] = request->chains[block];
     for (uint32_t part = 0; part < each; part++) {
         uint64_t entry = block * each + part, id = KVT_BLOCK_NONE;
         struct paged_block what = {PAGED_MAYBE, c, part, request->chains[block], block};
 
-        if (entry >= request->begins[c])
+        if (entry >= KVT_MAX(request->begins[c], kept))
             id = request->tables[c][entry];
+        paged->stats.left_alone += job->kind == PAGED_LOAD && id == KVT_BLOCK_NONE;
         lists.ids[(uint64_t)at * each + part] = id;
         if (id == KVT_BLOCK_NONE)
             continue;
@@ -201,11 +205,18 @@ static void release(struct paged_engine *paged, enum paged_job_kind kind, struct
 static void load(struct paged_engine *paged, struct paged_request *request, uint32_t job,
                  struct kvt_handle lease, uint64_t boundary)
 {
+    const struct kvt_model *model = paged->engine->model;
+    uint64_t kept_blocks = request->kept_tokens / model->block_tokens;
+
     begin_job(paged, request, job, PAGED_LOAD, lease);
     paged->flights[job].tokens = boundary;
-    for (uint32_t c = 0; c < paged->engine->model->components_count; c++) {
-        struct kvt_model_span span = kvt_model_needed(paged->engine->model, c, boundary);
+    kept_blocks -= kept_blocks > 0; /* one that is all there is asked for, too */
+    paged_request_hide_kept(paged, request, kept_blocks);
+    for (uint32_t c = 0; c < model->components_count; c++) {
+        struct kvt_model_span span = kvt_model_needed(model, c, boundary);
 
+        if (model->components[c].kind == KVT_MODEL_FULL)
+            span.first = kept_blocks;
         for (uint64_t block = span.first; block < span.end; block++)
             add_block(paged, request, job, c, block);
     }
@@ -213,24 +224,58 @@ static void load(struct paged_engine *paged, struct paged_request *request, uint
     send_job(paged, job);
 }
 
-enum paged_start paged_start(struct paged_engine *paged, struct paged_request *request)
+bool paged_reclaim_kept(struct paged_engine *paged, const struct paged_request *but)
+{
+    bool has_some = false;
+
+    for (uint32_t i = 0; i < paged->requests_count; i++) {
+        struct paged_request *request = &paged->requests[i];
+
+        if (request == but || request->phase != PAGED_WAITING || request->kept_tokens == 0)
+            continue;
+        paged_request_drop(paged, request);
+        has_some = true;
+    }
+    return has_some;
+}
+
+/* Tables for a load, from kept blocks of others if need be. */
+static bool make_room(struct paged_engine *paged, struct paged_request *request, uint64_t boundary)
+{
+    if (request->kept_tokens > boundary)
+        paged_request_keep(paged, request, boundary);
+    return paged_request_make_room(paged, request, boundary) ||
+           (paged_reclaim_kept(paged, request) &&
+            paged_request_make_room(paged, request, boundary));
+}
+
+/* Whether it can begin to compute without a load; what it kept is of no use then. */
+static bool can_begin(struct paged_engine *paged, struct paged_request *request)
 {
     uint64_t chunk = KVT_MIN(request->total_tokens, paged->engine->options->chunk_tokens);
-    uint64_t boundary = 0;
+
+    paged_request_drop(paged, request);
+    if (paged_request_lacks(paged, request, chunk) > paged->blocks.pool.free_count)
+        (void)paged_reclaim_kept(paged, request);
+    return paged_request_lacks(paged, request, chunk) <= paged->blocks.pool.free_count;
+}
+
+enum paged_start paged_start(struct paged_engine *paged, struct paged_request *request)
+{
     struct kvt_handle lease = KVT_HANDLE_NONE;
     uint32_t job = free_job(paged);
+    uint64_t boundary = 0;
 
     if (request->may_load && job == PAGED_JOBS)
         return PAGED_START_NO_ROOM;
     if (request->may_load && request->prompt_tokens > 0)
         boundary = lookup(paged, request, &lease);
-    if (boundary > 0 && paged_request_make_room(paged, request, boundary)) {
+    if (boundary > 0 && make_room(paged, request, boundary)) {
         load(paged, request, job, lease, boundary);
         return PAGED_START_LOADING;
     }
     release(paged, PAGED_LOAD, lease);
-    if (boundary == 0 &&
-        paged_request_lacks(paged, request, chunk) <= paged->blocks.pool.free_count)
+    if (boundary == 0 && can_begin(paged, request))
         return PAGED_START_RUNNING;
     request->free_seen = paged->blocks.pool.free_count;
     return PAGED_START_NO_ROOM;
@@ -407,6 +452,7 @@ static void end_load(struct paged_engine *paged, struct paged_request *request, 
     if (request == NULL)
         return; /* given up meanwhile */
     if (is_good) {
+        paged_request_show_kept(paged, request);
         request->phase = PAGED_RUNNING;
         request->computed_tokens = tokens;
         return;

@@ -113,7 +113,7 @@ void paged_request_begin(struct paged_engine *paged, struct paged_request *reque
                      request->chains);
     request->cursor_tokens = bench_cursor_recall(&paged->cursors, workload, request->request_idx,
                                                  request->stored_tokens_max, &request->cursor);
-    request->free_seen = 0;
+    request->free_seen = request->kept_tokens = 0;
     request->may_load = true;
     request->abort_at_tokens = UINT64_MAX;
     for (uint32_t c = 0; c < model_of(paged)->components_count; c++)
@@ -127,7 +127,64 @@ void paged_request_drop(struct paged_engine *paged, struct paged_request *reques
             paged_blocks_unref(&paged->blocks, request->tables[c][i]);
         request->begins[c] = request->ends[c] = 0;
     }
+    request->computed_tokens = request->kept_tokens = 0;
+}
+
+/* Where full attention begins to lack blocks; 0 for other components. */
+static uint64_t kept_entries(const struct paged_engine *paged, const struct paged_request *request,
+                             uint32_t c)
+{
+    return model_of(paged)->components[c].kind == KVT_MODEL_FULL
+               ? request->kept_tokens / model_of(paged)->engine_block_tokens
+               : 0;
+}
+
+void paged_request_keep(struct paged_engine *paged, struct paged_request *request, uint64_t tokens)
+{
+    const struct kvt_model *model = model_of(paged);
+    uint64_t computed = KVT_MAX(request->computed_tokens, request->kept_tokens);
+
+    tokens = KVT_MIN(tokens, computed - computed % model->block_tokens);
+    request->kept_tokens = tokens - tokens % model->engine_block_tokens;
+    for (uint32_t c = 0; c < model->components_count; c++) {
+        uint64_t kept = kept_entries(paged, request, c);
+
+        for (uint64_t i = KVT_MAX(kept, request->begins[c]); i < request->ends[c]; i++)
+            paged_blocks_unref(&paged->blocks, request->tables[c][i]);
+        request->begins[c] = 0;
+        request->ends[c] = kept;
+    }
     request->computed_tokens = 0;
+}
+
+static void hide_or_show(struct paged_engine *paged, struct paged_request *request,
+                         uint64_t first_block, bool is_hiding)
+{
+    for (uint32_t c = 0; c < model_of(paged)->components_count; c++) {
+        uint32_t each = model_of(paged)->components[c].engine_blocks_per_block;
+
+        for (uint64_t i = first_block * each; i < kept_entries(paged, request, c); i++) {
+            struct paged_block what = {PAGED_PAYLOAD, c, (uint32_t)(i % each),
+                                       request->chains[i / each], i / each};
+
+            if (is_hiding)
+                paged_blocks_hide(&paged->blocks, request->tables[c][i]);
+            else
+                paged_blocks_show(&paged->blocks, request->tables[c][i], &what);
+        }
+    }
+}
+
+void paged_request_hide_kept(struct paged_engine *paged, struct paged_request *request,
+                             uint64_t first_block)
+{
+    hide_or_show(paged, request, first_block, true);
+}
+
+void paged_request_show_kept(struct paged_engine *paged, struct paged_request *request)
+{
+    hide_or_show(paged, request, 0, false);
+    request->kept_tokens = 0;
 }
 
 /* ---- growing and sliding --------------------------------------------------------------------- */
@@ -186,18 +243,20 @@ bool paged_request_make_room(struct paged_engine *paged, struct paged_request *r
 {
     uint64_t wanted = 0;
 
+    KVT_ASSERT(request->kept_tokens <= boundary_tokens);
     for (uint32_t c = 0; c < model_of(paged)->components_count; c++)
-        wanted += entries(paged, c, boundary_tokens) - first_entry(paged, c, boundary_tokens);
+        wanted += entries(paged, c, boundary_tokens) - first_entry(paged, c, boundary_tokens) -
+                  kept_entries(paged, request, c);
     if (paged->blocks.pool.free_count < wanted)
         return false;
     for (uint32_t c = 0; c < model_of(paged)->components_count; c++) {
         uint64_t begin = first_entry(paged, c, boundary_tokens);
         uint64_t end = entries(paged, c, boundary_tokens);
-        bool is_there;
+        uint64_t at = begin + kept_entries(paged, request, c);
+        bool is_there = paged_blocks_take(&paged->blocks, c, end - at, request->tables[c] + at);
 
         for (uint64_t i = 0; i < begin; i++)
             request->tables[c][i] = KVT_BLOCK_NONE;
-        is_there = paged_blocks_take(&paged->blocks, c, end - begin, request->tables[c] + begin);
         KVT_ASSERT(is_there);
         request->begins[c] = begin;
         request->ends[c] = end;

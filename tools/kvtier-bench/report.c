@@ -109,6 +109,7 @@ static const struct paged_count {
     COUNT(reused_blocks, "engine blocks reused"),
     COUNT(reused_by_other, "- by another component"),
     COUNT(slid_blocks, "engine blocks out of a window"),
+    COUNT(left_alone, "engine blocks that loads left alone"),
 #undef COUNT
 };
 
