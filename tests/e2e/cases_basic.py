@@ -3,6 +3,7 @@ are given up and preempted."""
 
 from __future__ import annotations
 
+from daemon import Daemon
 from engine import Engine, Request, Result
 from world import World, block_tokens, reusable
 
@@ -54,36 +55,68 @@ def comparison_can_fail(world: World) -> None:
     world.check_after(other)
 
 
-def cold_and_warm(world: World) -> None:
-    """(1) Nothing is cached; then, with the engine's own cache emptied, what comes from the daemon
-    is what was predicted, to the token; a longer prompt goes on from the end of a shorter one."""
-    daemon = world.daemon()
-    engine = world.connected("engine", daemon)
+def cold_then_warm(world: World, engine: Engine, daemon: Daemon) -> None:
+    """Nothing is found; then, with the engine's own cache emptied, what was predicted, to the
+    token, by vLLM's count too."""
     requests = world.requests(LENGTHS)
     cold = one_by_one(engine, requests)
     world.check(requests, cold)
     world.check_cached(cold, nothing(requests))
     engine.settle()
     engine.call("reset")
-    block = block_tokens(daemon)
     warm = one_by_one(engine, requests)
     world.check(requests, warm)
-    predicted = whole_prompts(requests, block)
+    predicted = whole_prompts(requests, block_tokens(daemon))
     world.check_cached(warm, predicted)
     hits = engine.metric("vllm:external_prefix_cache_hits")
     assert hits == sum(predicted.values()), f"vLLM counted {hits} external hits"
     assert sum(daemon.hit_tokens()) >= hits, f"the daemon counted {daemon.hit_tokens()}"
 
+
+def cold_and_warm(world: World) -> None:
+    """(1) Hits as predicted; a longer prompt goes on from the end of a shorter one."""
+    daemon = world.daemon()
+    engine = world.connected("engine", daemon)
+    cold_then_warm(world, engine, daemon)
+    requests = world.requests((700, 769))
+    world.check(requests, all_at_once(engine, requests))
+    engine.settle()
     engine.call("reset")
     longer = {
-        name: Request(request.prompt[:650] + world.prompt(90))
-        for name, request in requests.items()
-        if len(request.prompt) > 650
+        name: Request(request.prompt[:650] + world.prompt(90)) for name, request in requests.items()
     }
     found = all_at_once(engine, longer)
     world.check(longer, found)
     if len(engine.facts["groups"]) == 1:  # the others can resume only where a prompt had ended
+        block = block_tokens(daemon)
         world.check_cached(found, dict.fromkeys(longer, 650 // block * block))
+    world.check_after(engine)
+
+
+def staged(world: World) -> None:
+    """(1) The same with the engine's memory not shared: blocks go through a buffer, which is too
+    small for a prompt."""
+    daemon = world.daemon()
+    options = {"memory": "staging", "staging_bytes": "1MiB"}
+    engine = world.connected("engine", daemon, options=options)
+    cold_then_warm(world, engine, daemon)
+    world.check_after(engine)
+
+
+def loaded_in_step(world: World) -> None:
+    """(1) The same with loads that the engine's step waits for."""
+    daemon = world.daemon()
+    engine = world.connected("engine", daemon, options={"load": "sync"})
+    cold_then_warm(world, engine, daemon)
+    world.check_after(engine)
+
+
+def hybrid_manager_off(world: World) -> None:
+    """(1) The same with sliding-window layers that the engine keeps as if they were full ones."""
+    daemon = world.daemon()
+    engine = world.connected("engine", daemon, disable_hybrid_kv_cache_manager=True)
+    assert len(engine.facts["groups"]) == 1, engine.facts
+    cold_then_warm(world, engine, daemon)
     world.check_after(engine)
 
 

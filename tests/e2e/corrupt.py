@@ -1,15 +1,11 @@
 """Damages stored blocks, where they lie: in the memory of L2 or in the file of L3.
 
 Both hold slots of the same layout (docs/formats.md, "Slot"), at multiples of 4,096 bytes from some
-offset, so the magic number at such places finds them. A damage inverts payload bytes. With a new
-checksum ("resealed") the daemon cannot see it: then the engine must be seen to answer otherwise, or
-a comparison of answers could not fail.
+offset, so the magic number at such places finds them. A damage changes every byte of a payload.
 """
 
 from __future__ import annotations
 
-import ctypes
-import ctypes.util
 import mmap
 import os
 from collections.abc import Callable, Iterator
@@ -18,7 +14,7 @@ from dataclasses import dataclass
 MAGIC = b"KVTSLOT1"
 ALIGN = 4096
 FIXED_BYTES = 256
-PAYLOAD_HASH, HEADER_HASH = 176, 248  # offsets of the checksums in the header
+HEADER_HASH = 248  # offset of the header's checksum
 
 
 @dataclass(frozen=True)
@@ -65,39 +61,16 @@ def slots(memory: mmap.mmap) -> Iterator[Slot]:
             yield slot
 
 
-def load_xxh3() -> Callable[[bytes, int], int]:
-    name = ctypes.util.find_library("xxhash")
-    if name is None:
-        raise OSError("libxxhash is not installed, but the daemon needs it too")
-    function = ctypes.CDLL(name).XXH3_64bits_withSeed
-    function.restype = ctypes.c_uint64
-    function.argtypes = (ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint64)
-    return lambda data, seed: int(function(data, len(data), seed))
-
-
-def reseal(memory: mmap.mmap, slot: Slot) -> None:
-    """Makes both checksums right again."""
-    xxh3 = load_xxh3()
-    at, payload = slot.offset, slot.offset + slot.header_bytes
-    found = xxh3(memory[payload : payload + slot.payload_bytes], 0)
-    memory[at + PAYLOAD_HASH : at + PAYLOAD_HASH + 8] = found.to_bytes(8, "little")
-    seed = xxh3(memory[at : at + HEADER_HASH], 0)
-    found = xxh3(memory[at + FIXED_BYTES : at + slot.header_bytes], seed)
-    memory[at + HEADER_HASH : at + HEADER_HASH + 8] = found.to_bytes(8, "little")
-
-
-def damage(path: str, choose: Chooser, *, resealed: bool = False) -> int:
-    """Inverts the payload of each chosen slot of the file or memory @path; returns how many."""
+def damage(path: str, choose: Chooser) -> int:
+    """Changes the payload of each chosen slot of the file or memory @path; returns how many."""
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), os.fstat(file.fileno()).st_size) as m:
         chosen = [slot for slot in slots(m) if choose(slot)]
         for slot in chosen:
             first = slot.offset + slot.header_bytes
             last = first + slot.payload_bytes
-            m[first:last] = m[first:last].translate(INVERTED)
-            if resealed:
-                reseal(m, slot)
+            m[first:last] = m[first:last].translate(CHANGED)
         m.flush()
     return len(chosen)
 
 
-INVERTED = bytes(byte ^ 0x15 for byte in range(256))
+CHANGED = bytes(byte ^ 0x15 for byte in range(256))

@@ -22,10 +22,12 @@ READY_SECONDS_MAX = 20
 class Daemon(ScratchDaemon):  # type: ignore[misc]
     """with Daemon(build) as daemon: ..."""
 
-    def __init__(self, build: str, *settings: str) -> None:
+    def __init__(self, build: str, *settings: str, is_verifying: bool = True) -> None:
         super().__init__(
             build, L1_BYTES, L2_BYTES, L3_BYTES, index="32MiB", settings=(*SETTINGS, *settings)
         )
+        if not is_verifying:  # a program of the tests: CONTRIBUTING.md
+            self.program = os.path.join(build, "tests", "integration", "kvtierd-no-verify")
 
     def pause(self) -> None:
         """It answers nobody until resume()."""

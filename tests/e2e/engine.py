@@ -15,6 +15,7 @@ it, and the parent sees the end of the pipe.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import pathlib
@@ -40,6 +41,7 @@ START_SECONDS_MAX = 90
 COMMAND_SECONDS_MAX = 60
 LOG_LINES = 40
 IDLE_STEP_S = 0.002
+PR_SET_PDEATHSIG = 1
 
 Json = Any
 
@@ -271,6 +273,8 @@ def run_child(arguments: dict[str, Any], commands_fd: int, answers_fd: int, log:
     """Everything a child does; never returns to the parent's code."""
     status = 1
     try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no engine outlives the parent
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(output, 1)
         os.dup2(output, 2)

@@ -8,6 +8,7 @@ import os
 import pathlib
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -51,6 +52,7 @@ CASES = [
     for function in (
         basic.comparison_can_fail,
         basic.cold_and_warm,
+        basic.staged,
         basic.turns,
         basic.engine_restarted,
         basic.two_engines,
@@ -65,7 +67,12 @@ CASES = [
         apart.models_apart,
     )
 ]
-CASES += [Case(apart.adapters_apart, "llama"), Case(http.http_server, "gemma3")]
+CASES += [
+    Case(basic.loaded_in_step, "llama"),
+    Case(basic.hybrid_manager_off, "gemma3"),
+    Case(apart.adapters_apart, "llama"),
+    Case(http.http_server, "gemma3"),
+]
 
 
 def run_case(bench: Bench, case: Case, seed: int) -> dict[str, object]:
@@ -107,6 +114,11 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def end_with_status(*_: object) -> None:
+    """On SIGTERM: an exception, so that engines, daemons and files go as they do otherwise."""
+    sys.exit(128 + signal.SIGTERM)
+
+
 def main() -> int:
     options = parse()
     chosen = [
@@ -122,6 +134,7 @@ def main() -> int:
     if not os.access(os.path.join(options.build, "daemon", "kvtierd"), os.X_OK):
         print(f"{options.build} has no daemon/kvtierd: ninja -C {options.build}")
         return 2
+    signal.signal(signal.SIGTERM, end_with_status)
     began = time.monotonic()
     shm.make_private()
     engine.prepare_parent()

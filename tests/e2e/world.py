@@ -112,8 +112,8 @@ class World:
 
     # ---- engines and daemons ---------------------------------------------------------------------
 
-    def daemon(self, *settings: str) -> Daemon:
-        daemon = Daemon(self.bench.build, *settings)
+    def daemon(self, *settings: str, is_verifying: bool = True) -> Daemon:
+        daemon = Daemon(self.bench.build, *settings, is_verifying=is_verifying)
         self.stack.enter_context(daemon)
         self.daemons.append(daemon)
         return daemon
