@@ -77,7 +77,7 @@ def examine(socket: str, admin_socket: str) -> Iterator[Finding]:
         try:
             stats = client.stats()
         except errors.KvtierError as error:
-            yield Finding("bad", "answer", str(error), _hint_of(error))
+            yield Finding("bad", "answer", _no_answer(error), _hint_of(error))
             return
         yield _serving(client)
         yield _version_there(stats)
@@ -169,6 +169,12 @@ def _access_hint(path: str) -> str:
 
 
 # ---- the daemon ----------------------------------------------------------------------------------
+
+
+def _no_answer(error: errors.KvtierError) -> str:
+    if isinstance(error, errors.DeadlineExceeded):
+        return f"it listens, and gave no answer within {_TIMEOUT_S:g} s"
+    return f"{error.text} ({error.code})"
 
 
 def _hint_of(error: errors.KvtierError) -> str:
