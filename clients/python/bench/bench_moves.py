@@ -91,7 +91,7 @@ class Engine:
             spec(name), engine_id=engine_id, role=Role.SCHEDULER, wait_s=10.0
         )
         self.worker = WorkerSide(
-            lambda tag: spec(name),
+            spec(name),
             rank=0,
             engine_id=engine_id,
             client=Client(socket),

@@ -10,7 +10,7 @@ import pytest
 
 import vllm_fakes as fakes
 from kvtier.vllm.breaker import Breaker
-from kvtier.vllm.keys import LoraNames, RequestKeys, bounded, request_keys
+from kvtier.vllm.keys import LoraNames, RequestKeys, bounded, request_keys, salt_since
 
 SIZE = 64
 
@@ -41,6 +41,16 @@ def test_long_salts_are_hashed_and_never_meet() -> None:
     assert bounded("a" * 999) != long
     assert bounded(long.decode()) != long
     assert bounded("b" * 200) == b"b" * 200
+
+
+def test_salts_since_a_reset_are_of_it_alone() -> None:
+    longest = bounded("b" * 200)
+    assert len(salt_since(b"0123456789abcdef", longest)) <= 256
+    since = {salt_since(tag, salt) for tag in (b"1" * 8, b"2" * 8) for salt in (b"", b"x")}
+    assert len(since) == 4
+    assert salt_since(b"", b"x") == b"x"
+    for salt in since:
+        assert bounded(salt.decode()) != salt, "a user's salt is none of a reset"
 
 
 def test_an_adapter_is_its_name_path_and_files(tmp_path: Path) -> None:

@@ -81,7 +81,6 @@ def test_metadata_survives_pickling() -> None:
         loads=[LoadJob(1, "a", b"l" * 24, moves, 30.0, False)],
         stores=[StoreJob(2, "b", b"t" * 24, moves, 30.0)],
         cancels=[1],
-        namespace_tag="x",
     )
     assert pickle.loads(pickle.dumps(meta)) == meta
     assert not meta.is_empty()

@@ -37,14 +37,7 @@ DONE = [bytes(2)]
 HALF = [bytes([MoveResult.DONE, MoveResult.MISS])]
 
 
-def spec(tag: str) -> ModelSpec:
-    return ModelSpec(
-        block_tokens=64,
-        ranks=2,
-        components=(Component(Kind.FULL, 4096),),
-        model="m",
-        tags=(tag,) if tag else (),
-    )
+SPEC = ModelSpec(block_tokens=64, ranks=2, components=(Component(Kind.FULL, 4096),), model="m")
 
 
 def load(job_id: int, req_id: str = "r", *, is_sync: bool = False, **kw: Any) -> LoadJob:
@@ -56,7 +49,7 @@ def store(job_id: int, req_id: str = "r", *, is_fenced: bool = False) -> StoreJo
 
 
 def worker_with(client: FakeClient) -> WorkerSide:
-    return WorkerSide(spec, rank=0, engine_id=b"e" * 16, client=client, stats=KvtierStats())
+    return WorkerSide(SPEC, rank=0, engine_id=b"e" * 16, client=client, stats=KvtierStats())
 
 
 def quiesce(ops: Sequence[FakeOp]) -> None:
@@ -72,7 +65,7 @@ class Rig:
         self.client.is_there = is_daemon_there
         self.stats = KvtierStats()
         self.worker = WorkerSide(
-            spec,
+            SPEC,
             rank=1,
             engine_id=b"e" * 16,
             client=self.client,
@@ -283,24 +276,6 @@ def test_fenced_store_is_over_before_the_step_is() -> None:
     timer = later(0.05, lambda: rig.session.ops[0].finish(DONE, 8192))
     assert rig.step(stores=[store(1, is_fenced=True)]) == (set(), set(), {1: True})
     timer.join()
-
-
-def test_reset_of_the_cache_goes_on_in_another_namespace() -> None:
-    rig = Rig()
-    rig.step(stores=[store(1)])
-    old = rig.session
-    assert rig.step(namespace_tag="t1", stores=[store(2)]) == NOTHING
-    assert rig.session is not old
-    assert rig.session.attach_args["spec"].tags == ("t1",)
-    assert [call[0] for call in rig.session.calls] == ["demote"]
-    assert not old.is_closed  # its store still runs
-    old.ops[0].finish(DONE)
-    assert rig.step(namespace_tag="t1") == (set(), set(), {1: True})
-    rig.step(namespace_tag="t1")
-    for thread in threading.enumerate():
-        if thread.name == "kvtier-close":
-            thread.join(5.0)
-    assert old.is_closed
 
 
 def test_memory_that_the_daemon_refuses_is_replaced() -> None:

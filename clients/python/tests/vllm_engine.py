@@ -25,6 +25,7 @@ from typing import Any
 import vllm_fakes as fakes
 from kvtier.types import NO_BLOCK, Kind
 from kvtier.vllm.geometry import Geometry, GroupComponent
+from kvtier.vllm.keys import salt_since
 from kvtier.vllm.meta import JobReport, KvtierMetadata, LoadJob, StoreJob, WorkerReport
 from kvtier.vllm.scheduler import SchedulerSide
 from vllm_daemon import FakeDaemon
@@ -431,7 +432,8 @@ class FakeEngine:
         assert not (external == 0 and is_async)
         if external:
             session = self.daemon.sessions[-1]
-            root = repr((str(req.request.cache_salt or "").encode(), b"")).encode()
+            salt = str(req.request.cache_salt or "").encode()
+            root = repr((salt_since(self.side._link._reset_tag, salt), b"")).encode()
             path = self.daemon.path_of(session.spec, root, req.request.all_token_ids, {})
             blocks, rest = divmod(local + external, self.geometry.block_tokens)
             assert rest == 0

@@ -65,7 +65,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
             )
         else:
             self._worker = WorkerSide(
-                self._geometry.model_spec,
+                self._geometry.model_spec(),
                 rank=int(vllm_config.parallel_config.rank),
                 engine_id=self._engine_id(),
                 client=self._client(),

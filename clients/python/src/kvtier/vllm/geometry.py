@@ -143,9 +143,8 @@ class Geometry:
             has_drafts=_compat.has_draft_layers(vllm_config, kv_cache_config),
         )
 
-    def model_spec(self, namespace_tag: str = "") -> ModelSpec:
-        """The declaration of the namespace. namespace_tag: KvtierMetadata.namespace_tag."""
-        extra = (f"since_reset={namespace_tag}",) if namespace_tag else ()
+    def model_spec(self) -> ModelSpec:
+        """The declaration of the namespace."""
         return ModelSpec(
             block_tokens=self.block_tokens,
             ranks=self.ranks,
@@ -163,7 +162,7 @@ class Geometry:
             revision=self.revision,
             dtype=self.dtype,
             layout=self.layout,
-            tags=self.tags + extra,
+            tags=self.tags,
         )
 
 

@@ -20,14 +20,21 @@ from kvtier.vllm import _compat, identity
 
 ROOT_TEXT_MAX = 200  # bytes; the daemon takes 256
 _HASHED = b"sha256:"
+_SINCE_RESET = b"reset:"
 
 
 def bounded(text: str) -> bytes:
     """A text as bytes that the daemon takes, different for different texts."""
     raw = text.encode()
-    if len(raw) <= ROOT_TEXT_MAX and not raw.startswith(_HASHED):
+    if len(raw) <= ROOT_TEXT_MAX and not raw.startswith((_HASHED, _SINCE_RESET)):
         return raw
     return _HASHED + hashlib.sha256(raw).hexdigest().encode()
+
+
+def salt_since(reset_tag: bytes, salt: bytes) -> bytes:
+    """A `bounded` salt for what was computed since the cache was reset: one that nobody else has,
+    and different for different salts. reset_tag: empty before the first reset."""
+    return _SINCE_RESET + reset_tag + salt if reset_tag else salt
 
 
 class LoraNames:

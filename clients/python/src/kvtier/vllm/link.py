@@ -4,14 +4,12 @@ The scheduler's thread runs the whole engine, so a daemon that is late, stopped,
 there may cost it one deadline now and then (the breaker), and nothing else. What a call could not
 do is a word (an outcome of kvtier.vllm.metrics), and the caller goes on as after a miss.
 
-A lease or ticket that a call gave is a `Grant`: given back exactly once, by whatever ends it, to
-the session that gave it. After `reset` that session lives on until its last grant is given back.
+A lease or ticket that a call gave is a `Grant`: given back exactly once, by whatever ends it.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +27,7 @@ from kvtier.session import Session
 from kvtier.types import BlockRange, Cursor, Lease, LookupResult, ModelSpec, Reservation, Role
 from kvtier.types import Ticket as TicketHandle
 from kvtier.vllm.breaker import Breaker
-from kvtier.vllm.keys import RequestKeys
+from kvtier.vllm.keys import RequestKeys, salt_since
 from kvtier.vllm.options import Options
 
 logger = logging.getLogger(__name__)
@@ -56,35 +54,18 @@ class Attacher(Protocol):
 class Grant:
     """A lease or a ticket, and the session that it is of."""
 
-    def __init__(self, handle: Lease | TicketHandle, home: _Home) -> None:
+    def __init__(self, handle: Lease | TicketHandle, session: Session) -> None:
         self._handle: Lease | TicketHandle | None = handle
-        self._home = home
+        self._session = session
         self.handle = handle.handle
         self.lifetime_s = handle.lifetime_s
-        home.grants += 1
 
     def release(self) -> None:
         """Give it back; the second time and later nothing happens."""
         if self._handle is None:
             return
         handle, self._handle = self._handle, None
-        self._home.session.release(handle)
-        self._home.grants -= 1
-        self._home.close_if_retired()
-
-
-@dataclass
-class _Home:
-    """A session, how many grants of it are out, and whether it was replaced by another."""
-
-    session: Session
-    grants: int = 0
-    is_retired: bool = False
-
-    def close_if_retired(self) -> None:
-        """Once nothing of it is out. Closing waits for the daemon, so not here."""
-        if self.is_retired and self.grants == 0:
-            threading.Thread(target=self.session.close, name="kvtier-close", daemon=True).start()
+        self._session.release(handle)
 
 
 @dataclass(frozen=True)
@@ -112,55 +93,40 @@ class Link:
     def __init__(
         self,
         options: Options,
-        make_spec: Callable[[str], ModelSpec],
+        spec: ModelSpec,
         engine_id: bytes,
         client: Attacher,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
-        self._make_spec = make_spec
-        self._engine_id = engine_id
         self._client = client
         self._clock = clock
         self._resets = 0
-        self._retired: list[_Home] = []
+        self._reset_tag = b""
         self.breaker = Breaker()
-        self._home = self._attach("")
-
-    def _attach(self, namespace_tag: str) -> _Home:
-        return _Home(
-            self._client.attach(
-                self._make_spec(namespace_tag),
-                engine_id=self._engine_id,
-                role=Role.SCHEDULER,
-                name=self._options.name,
-            )
+        self._session = client.attach(
+            spec, engine_id=engine_id, role=Role.SCHEDULER, name=options.name
         )
 
     @property
     def is_attached(self) -> bool:
         """The daemon knows this engine at this moment."""
-        return self._home.session.attached
+        return self._session.attached
 
     @property
     def era(self) -> tuple[int, int]:
         """Changes when what was got before is worth nothing: the daemon is away or another one, or
         the cache was reset."""
-        return (self._resets, self._home.session.generation if self.is_attached else -1)
+        return (self._resets, self._session.generation if self.is_attached else -1)
 
-    def reset(self, namespace_tag: str) -> None:
-        """From now on in a namespace of its own, which is empty. No call, no waiting."""
-        old = self._home
+    def reset(self, tag: bytes) -> None:
+        """From now on under roots of its own, which are empty. No call, no waiting."""
         self._resets += 1
-        self._home = self._attach(namespace_tag)
-        self._retired = [home for home in [*self._retired, old] if home.grants > 0]
-        old.is_retired = True
-        old.close_if_retired()
+        self._reset_tag = tag
 
     def close(self) -> None:
-        """The engine ends: all sessions, and the client."""
-        for home in [*self._retired, self._home]:
-            home.session.close()
+        """The engine ends: the session, and the client."""
+        self._session.close()
         self._client.close()
 
     # ---- calls ---------------------------------------------------------------------------------
@@ -179,11 +145,11 @@ class Link:
         refusal = self.refusal()
         if refusal:
             return Looked(None, None, refusal, 0.0)
-        home, began_s = self._home, self._clock()
+        began_s = self._clock()
         try:
-            result = home.session.lookup(
+            result = self._session.lookup(
                 tokens,
-                salt=keys.salt,
+                salt=salt_since(self._reset_tag, keys.salt),
                 lora=keys.lora,
                 extra_keys=extra_keys,
                 limit_tokens=limit,
@@ -194,7 +160,7 @@ class Link:
             outcome = self._failed("lookup", error)
             return Looked(None, None, outcome, self._clock() - began_s)
         self.breaker.succeeded()
-        grant = None if result.lease is None else Grant(result.lease, home)
+        grant = None if result.lease is None else Grant(result.lease, self._session)
         outcome = "hit" if result.boundary_tokens else "miss"
         return Looked(result, grant, outcome, self._clock() - began_s)
 
@@ -212,24 +178,22 @@ class Link:
         if refusal:
             reason = "not_attached" if refusal == "unavailable" else refusal
             return Reserved(None, None, reason)
-        home = self._home
         try:
             try:
-                reservation = self._reserve(home, keys, tokens_from, wants, cursor)
+                reservation = self._reserve(keys, tokens_from, wants, cursor)
             except (NotFound, FailedPrecondition):
                 if cursor is None:
                     raise
-                reservation = self._reserve(home, keys, tokens_from, wants, None)
+                reservation = self._reserve(keys, tokens_from, wants, None)
         except KvtierError as error:
             self._failed("reserve", error)
             return Reserved(None, None, "error")
         self.breaker.succeeded()
-        grant = None if reservation.ticket is None else Grant(reservation.ticket, home)
+        grant = None if reservation.ticket is None else Grant(reservation.ticket, self._session)
         return Reserved(reservation, grant, "")
 
     def _reserve(
         self,
-        home: _Home,
         keys: RequestKeys,
         tokens_from: Callable[[int], Any],
         wants: Sequence[BlockRange],
@@ -238,10 +202,10 @@ class Link:
         start = 0 if cursor is None else cursor.tokens
         tokens = tokens_from(start)
         first_block = start // keys.block_tokens
-        return home.session.reserve(
+        return self._session.reserve(
             tokens,
             wants,
-            salt=keys.salt,
+            salt=salt_since(self._reset_tag, keys.salt),
             lora=keys.lora,
             cursor=cursor,
             extra_keys=keys.extra(first_block, first_block + len(tokens) // keys.block_tokens),

@@ -71,15 +71,11 @@ class KvtierMetadata(KVConnectorMetadata):
     """One step's orders.
 
     cancels: load jobs whose request is gone; they still have to quiesce and to be reported.
-    namespace_tag: empty, or the tag that sets this engine's namespace apart since its cache was
-    reset (`SchedulerSide.reset_cache`). When it differs from the last step's, the worker attaches
-    to `Geometry.model_spec(namespace_tag)` before it begins the jobs that come with it.
     """
 
     loads: list[LoadJob] = field(default_factory=list)
     stores: list[StoreJob] = field(default_factory=list)
     cancels: list[int] = field(default_factory=list)
-    namespace_tag: str = ""
 
     def is_empty(self) -> bool:
         """There is nothing to do in this step."""

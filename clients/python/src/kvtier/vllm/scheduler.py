@@ -67,11 +67,10 @@ class SchedulerSide:
         self._geometry = geometry
         self._clock = clock
         self.stats = KvtierStats() if stats is None else stats
-        self._link = Link(options, geometry.model_spec, engine_id, client_factory(), clock)
+        self._link = Link(options, geometry.model_spec(), engine_id, client_factory(), clock)
         self._jobs = Jobs(geometry.ranks)
         self._stores = Stores(options, geometry, self._link, self._jobs, self.stats, clock)
         self._loads_breaker = Breaker()  # workers that cannot load: no use in promising
-        self._namespace_tag = ""
         self._loras = LoraNames()
         self._tracked: dict[str, Tracked] = {}
         self._meta = KvtierMetadata()
@@ -274,7 +273,6 @@ class SchedulerSide:
         self.stats.set_attached("scheduler", self._link.is_attached)
         self.stats.set_breaker_open(self._link.breaker.is_open)
         meta, self._meta = self._meta, KvtierMetadata()
-        meta.namespace_tag = self._namespace_tag
         return meta
 
     def update_connector_output(self, connector_output: Any) -> None:
@@ -325,16 +323,17 @@ class SchedulerSide:
     def reset_cache(self) -> bool:
         """Nothing stored before is used by this engine any more: it is called when weights change.
 
-        The engine goes on in a namespace with a random tag, alone in it: no other engine is known
+        The engine goes on under roots with a random tag, alone under them: no other engine is known
         to have the same weights now. A restarted engine has its weights from the files again and
-        is back in the old one. Needs no answer of the daemon. Requests that are being computed
-        have cache of before; nothing of theirs is stored until they begin anew.
+        is back under the old ones. Not a namespace for each reset: the daemon has few of them, and
+        those of before would not make way as long as anything is stored in them. Needs no answer of
+        the daemon. Requests that are being computed have cache of before; nothing of theirs is
+        stored until they begin anew.
         """
-        self._namespace_tag = secrets.token_hex(8)
         for tracked in self._tracked.values():
             tracked.drop_held()
             tracked.cursor, tracked.is_stale, tracked.branch_tokens = None, True, 0
-        self._link.reset(self._namespace_tag)
+        self._link.reset(secrets.token_hex(8).encode())
         return True
 
     def shutdown(self) -> None:

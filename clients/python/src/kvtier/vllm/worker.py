@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -90,20 +90,12 @@ class _Running:
     transfer: Transfer
 
 
-@dataclass(slots=True)
-class _Retired:
-    """A session of before the cache was reset, and the jobs that it still has to finish."""
-
-    session: Session
-    job_ids: set[int]
-
-
 class WorkerSide:
     """One rank's jobs. Inert (every job fails at once) until `register` succeeded."""
 
     def __init__(
         self,
-        make_spec: Callable[[str], ModelSpec],
+        spec: ModelSpec,
         *,
         rank: int,
         engine_id: bytes,
@@ -111,8 +103,7 @@ class WorkerSide:
         stats: KvtierStats,
         name: str = "",
     ):
-        self._make_spec = make_spec
-        self._namespace_tag = ""
+        self._spec = spec
         self._rank = rank
         self._engine_id = engine_id
         self._client = client
@@ -127,14 +118,13 @@ class WorkerSide:
         self._running: dict[int, _Running] = {}
         self._reports: dict[int, JobReport] = {}
         self._bad_blocks: set[int] = set()
-        self._retired: list[_Retired] = []
 
     # ---- start and end -----------------------------------------------------------------------
 
     def register(self, layout: KvLayout, open_memory: MemoryOpener) -> None:
         """Attach with the engine's KV memory. A daemon that is not there is no error: the session
         attaches when it comes. Raises ValueError if the tensors are not what the spec says."""
-        for i, component in enumerate(self._make_spec("").components):
+        for i, component in enumerate(self._spec.components):
             found = layout.bytes_per_block(i)
             if found != component.bytes_per_block:
                 raise ValueError(
@@ -151,7 +141,7 @@ class WorkerSide:
         self._was_attached, self._told = None, ""
         try:
             self._session = self._client.attach(
-                self._make_spec(self._namespace_tag),
+                self._spec,
                 engine_id=self._engine_id,
                 role=Role.WORKER,
                 rank=self._rank,
@@ -180,12 +170,9 @@ class WorkerSide:
                 len(left),
             )
         self._running.clear()
-        sessions = [retired.session for retired in self._retired]
         if self._session is not None:
-            sessions.append(self._session)
-        for session in sessions:
-            session.close(timeout_s=max(0.1, until_s - time.monotonic()))
-        self._session, self._retired = None, []
+            self._session.close(timeout_s=max(0.1, until_s - time.monotonic()))
+            self._session = None
         if self._memory is not None:
             self._memory.close(max(0.1, until_s - time.monotonic()))
             self._memory = None
@@ -202,7 +189,6 @@ class WorkerSide:
         """Begin the step's loads and give up what the scheduler half no longer wants. Returns when
         loads for this step's forward pass have arrived, or failed."""
         self._look_at_session()
-        self._follow_namespace(meta.namespace_tag)
         for job_id in meta.cancels:
             if (running := self._running.get(job_id)) is not None:
                 running.transfer.cancel()
@@ -299,10 +285,6 @@ class WorkerSide:
 
     def _look_at_session(self) -> None:
         """Notice that the daemon came, went, or refused our kind of memory."""
-        for retired in self._retired.copy():
-            if retired.job_ids.isdisjoint(self._running):
-                self._retired.remove(retired)
-                self._close_aside(retired.session)
         session = self._session
         if session is None:
             return
@@ -323,16 +305,6 @@ class WorkerSide:
             self._stats.set_attached("worker", attached, self._rank)
         if not attached and error is not None and not isinstance(error, NotAttached):
             self._tell_trouble(error)
-
-    def _follow_namespace(self, tag: str) -> None:
-        """After a reset of the cache: go on in a namespace of that tag. What runs in the old one
-        ends there."""
-        if tag == self._namespace_tag:
-            return
-        self._namespace_tag = tag
-        if self._session is not None:
-            self._retired.append(_Retired(self._session, set(self._running)))
-            self._attach()
 
     def _tell_trouble(self, error: KvtierError) -> None:
         """Why the session does not attach: once each reason."""
