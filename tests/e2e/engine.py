@@ -213,6 +213,10 @@ class Child:
         """Empties the engine's own prefix cache, not the connector's."""
         return self.llm.reset_prefix_cache()
 
+    def reset_all(self) -> Json:
+        """Empties both, as for new weights."""
+        return self.llm.reset_prefix_cache(reset_connector=True)
+
     def free_blocks(self) -> Json:
         """Blocks of the pool that nobody holds (block 0 is never one)."""
         return self.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()

@@ -26,6 +26,7 @@ import cases_apart as apart  # noqa: E402
 import cases_basic as basic  # noqa: E402
 import cases_faults as faults  # noqa: E402
 import cases_http as http  # noqa: E402
+import cases_options as options  # noqa: E402
 import engine  # noqa: E402
 import models  # noqa: E402
 import shm  # noqa: E402
@@ -70,6 +71,8 @@ CASES = [
 CASES += [
     Case(basic.loaded_in_step, "llama"),
     Case(basic.hybrid_manager_off, "gemma3"),
+    Case(options.cache_reset, "gemma3"),
+    Case(options.damaged_in_step, "llama"),
     Case(apart.adapters_apart, "llama"),
     Case(http.http_server, "gemma3"),
 ]

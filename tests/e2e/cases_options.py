@@ -1,0 +1,58 @@
+"""Cases (10) and (11): a reset of the connector's cache, and damage to what a step waits for."""
+
+from __future__ import annotations
+
+from cases_basic import LENGTHS, all_at_once, nothing, one_by_one, whole_prompts
+from cases_faults import ONLY_L2, damage_each, errors
+from engine import Request
+from world import World, block_tokens
+
+
+def cache_reset(world: World) -> None:
+    """(10) A reset of the connector's cache (new weights) while the engine runs: nothing of before
+    is found, the engine goes on in a namespace of its own with all its sides, and an engine that
+    was not reset still has the old one."""
+    daemon = world.daemon()
+    engine = world.connected("engine", daemon)
+    requests = world.requests(LENGTHS)
+    world.check(requests, one_by_one(engine, requests))
+    engine.settle()
+    block = block_tokens(daemon)
+    assert engine.call("reset_all") is True
+    again = one_by_one(engine, requests)
+    world.check(requests, again)
+    world.check_cached(again, nothing(requests))
+    engine.settle()
+    engine.call("reset")
+    warm = one_by_one(engine, requests)
+    world.check(requests, warm)
+    world.check_cached(warm, whole_prompts(requests, block))
+    other = world.connected("other", daemon)
+    old = one_by_one(other, requests)
+    world.check(requests, old)
+    world.check_cached(old, whole_prompts(requests, block))
+    world.check_after(engine, other)
+
+
+def damaged_in_step(world: World) -> None:
+    """(11) `load: sync`: damaged blocks fail the load of their request within the step, and that of
+    those that share its blocks in that step: all are computed, and nothing that was computed from
+    the damage is stored."""
+    daemon = world.daemon(*ONLY_L2, "tiers.l2.verify=always")
+    engine = world.connected("engine", daemon, options={"load": "sync"})
+    requests = world.requests((512, 705, 640, 300))
+    world.check(requests, one_by_one(engine, requests))
+    engine.settle()
+    engine.call("reset")
+    block = block_tokens(daemon)
+    before = errors(daemon, 2)
+    damage_each(world, daemon.l2_path(), requests, block)
+    longer = {f"{n}+": Request(r.prompt + world.prompt(40)) for n, r in requests.items()}
+    world.check({**requests, **longer}, all_at_once(engine, {**requests, **longer}))
+    assert errors(daemon, 2) - before >= len(requests), "the damage was not seen"
+    engine.settle()
+    engine.call("reset")
+    healed = one_by_one(engine, requests)
+    world.check(requests, healed)
+    world.check_cached(healed, whole_prompts(requests, block))
+    world.check_after(engine)
