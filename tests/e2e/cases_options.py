@@ -10,7 +10,7 @@ from world import World, block_tokens
 
 def cache_reset(world: World) -> None:
     """(10) A reset of the connector's cache (new weights) while the engine runs: nothing of before
-    is found, the engine goes on in a namespace of its own with all its sides, and an engine that
+    is found, the engine goes on under a root of its own, and an engine that
     was not reset still has the old one."""
     daemon = world.daemon()
     engine = world.connected("engine", daemon)
