@@ -10,7 +10,7 @@ import pytest
 
 import vllm_fakes as fakes
 from kvtier.types import NO_BLOCK, Kind, MoveResult
-from kvtier.vllm import stores
+from kvtier.vllm import _compat, stores
 from kvtier.vllm.meta import KvtierMetadata
 from kvtier.vllm.scheduler import MISS_LIVES_S
 from vllm_rig import FULL, WINDOW, Rig
@@ -487,6 +487,29 @@ def test_sync_is_for_one_group_only() -> None:
     assert rig.ask(request) == (32, True)
     rig.allocated(request, 32)
     assert not rig.build().loads[0].is_sync
+
+
+def test_without_a_way_to_tell_failed_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older vLLM knows failed block ids only, and those of one cache group."""
+    monkeypatch.setattr(_compat, "HAS_FAILED_RECVING", False)
+    rig = Rig()
+    rig.warm()
+    assert rig.ask(rig.request()) == (32, False)
+    rig = Rig([WINDOW, FULL])
+    rig.warm()
+    assert rig.ask(rig.request()) == (0, False)
+    assert rig.daemon.calls == []
+
+
+def test_without_a_way_to_tell_that_jobs_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job would never end, and its request or its blocks be held for ever."""
+    rig = Rig()
+    rig.warm()
+    monkeypatch.setattr(_compat, "HAS_WORKER_METADATA", False)
+    request = rig.request()
+    assert rig.ask(request) == (0, False)
+    assert rig.compute(request, 40).is_empty()
+    rig.check_idle()
 
 
 def test_a_sync_load_that_is_given_up_names_its_blocks() -> None:

@@ -3,11 +3,13 @@
 The only module of this package that reads vLLM's names. It looks for features, not for version
 numbers. What an old version lacks has this consequence:
 
-    `KVConnectorTransferResults`                   HAS_FAILED_RECVING is False: failed loads are
-                                                   told as block ids, so one cache group only
+    `KVConnectorTransferResults`                   HAS_FAILED_RECVING is False: with one cache group
+                                                   loads are within the step, and failures told as
+                                                   block ids; with several nothing is loaded
     a block pool (`bind_gpu_block_pool`)           stores are fenced: over before their step is
     `kv_connector_block_state`                     nothing is stored (`block_tables` answers None)
-    worker metadata                                nothing is stored: the end of jobs is not told
+    worker metadata                                nothing is loaded or stored: the end of jobs is
+                                                   not told
     `KVCacheTensor.layers` and strides             each tensor is an allocation of its own
 
 Without vLLM the base classes are small ones of the same names, for unit tests and type checks.

@@ -75,7 +75,14 @@ class SchedulerSide:
         self._tracked: dict[str, Tracked] = {}
         self._meta = KvtierMetadata()
         self._lookups_s = 0.0  # spent in this step
-        self._is_sync = options.load == "sync" and geometry.group_count == 1
+        # How a load that failed can be told: as a request's id, or within the step and with one
+        # cache group as engine block ids. With neither nothing may be promised, nor if the end of a
+        # load is never told.
+        has_one_group = geometry.group_count == 1
+        self._is_sync = has_one_group and (options.load == "sync" or not _compat.HAS_FAILED_RECVING)
+        self._can_load = _compat.HAS_WORKER_METADATA and (
+            has_one_group or _compat.HAS_FAILED_RECVING
+        )
         self._has_only_full = all(c.kind is Kind.FULL for c in geometry.components)
 
     # ---- before a request is scheduled -----------------------------------------------------------
@@ -107,7 +114,8 @@ class SchedulerSide:
         size = self._geometry.block_tokens
         limit = min(request.num_tokens - 1, TOKENS_MAX)
         if (
-            tracked.keys is None
+            not self._can_load
+            or tracked.keys is None
             or tracked.has_failed
             or tracked.load_job_id is not None
             or getattr(request, "skip_reading_prefix_cache", False)
