@@ -503,9 +503,10 @@ def test_without_a_way_to_tell_failed_requests(monkeypatch: pytest.MonkeyPatch) 
 
 def test_without_a_way_to_tell_that_jobs_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job would never end, and its request or its blocks be held for ever."""
-    rig = Rig()
-    rig.warm()
+    other = Rig()
+    other.warm()
     monkeypatch.setattr(_compat, "HAS_WORKER_METADATA", False)
+    rig = Rig(daemon=other.daemon)
     request = rig.request()
     assert rig.ask(request) == (0, False)
     assert rig.compute(request, 40).is_empty()
