@@ -14,6 +14,7 @@ import kvtier.vllm
 from kvtier.vllm._compat import KVConnectorRole, SupportsHMA
 from kvtier.vllm.connector import KvtierConnector
 from kvtier.vllm.meta import ComponentMoves, KvtierMetadata, LoadJob, StoreJob
+from kvtier.vllm.worker import LoadResults
 from vllm_fakes import ChunkedLocalAttentionSpec, FullAttentionSpec, cache_config, vllm_config
 from worker_fakes import FakeStorage, FakeTensor
 
@@ -132,6 +133,29 @@ def test_staging_leaves_the_engines_allocation_alone(tmp_path: Path) -> None:
         config(tmp_path, memory="staging"), KVConnectorRole.WORKER, caches()
     )
     assert connector.get_mem_pool_context() is None
+    connector.shutdown()
+
+
+def test_which_steps_have_no_forward_pass(tmp_path: Path, monkeypatch: Any) -> None:
+    """Only those may wait a moment for loads."""
+    connector = KvtierConnector(config(tmp_path), KVConnectorRole.WORKER, caches())
+    connector.bind_connector_metadata(KvtierMetadata())
+    seen: list[bool] = []
+
+    def poll(*, is_idle: bool) -> LoadResults:
+        seen.append(is_idle)
+        return LoadResults()
+
+    monkeypatch.setattr(connector._worker, "poll", poll)
+    without, with_pass = (SimpleNamespace(attn_metadata=a) for a in (None, {}))
+    for context, more in (
+        (without, {}),
+        (with_pass, {}),
+        (without, {"request_ids": ["a"]}),  # after a pass of the second model runner
+    ):
+        connector.start_load_kv(context, **more)
+        connector.get_transfer_results(set())
+    assert seen == [True, False, False]
     connector.shutdown()
 
 

@@ -139,7 +139,9 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         within its step (`StoreJob.is_fenced`)."""
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        self._is_idle = getattr(forward_context, "attn_metadata", None) is None
+        # vLLM's second model runner calls outside of the forward pass's context, and says with
+        # arguments that there was one.
+        self._is_idle = getattr(forward_context, "attn_metadata", None) is None and not kwargs
         if self._worker is not None:
             self._worker.begin(self._get_connector_metadata())
 
