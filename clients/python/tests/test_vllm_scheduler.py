@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import vllm_fakes as fakes
+from kvtier.errors import ResourceExhausted
 from kvtier.types import NO_BLOCK, Kind, MoveResult
 from kvtier.vllm import _compat, stores
 from kvtier.vllm.meta import KvtierMetadata
@@ -636,6 +637,22 @@ def test_a_report_of_an_unknown_job_is_ignored(caplog: Any) -> None:
     rig.report(99)
     assert "job 99" in caplog.text
     rig.side.update_connector_output(SimpleNamespace())
+
+
+def test_what_the_daemon_refuses_is_said_now_and_then(caplog: Any, monkeypatch: Any) -> None:
+    rig = Rig()
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ResourceExhausted("no lease for you")
+
+    monkeypatch.setattr(rig.session, "lookup", refuse)
+    for number in range(50):
+        assert rig.ask(rig.request(req_id=f"r{number}")) == (0, False)
+    assert caplog.text.count("lookup: no lease for you") == 1
+    rig.clock.sleep(10.0)
+    rig.ask(rig.request(req_id="later"))
+    assert caplog.text.count("lookup: no lease for you") == 2
+    assert "(49 more since the last such line)" in caplog.text
 
 
 def test_shutdown_gives_everything_back() -> None:

@@ -32,6 +32,8 @@ from kvtier.vllm.options import Options
 
 logger = logging.getLogger(__name__)
 
+REPEAT_S = 10.0  # between two log lines about one kind of error
+
 # The daemon is not well; other errors are its answers.
 _SICK = (DeadlineExceeded, Unavailable, Internal)
 
@@ -103,6 +105,8 @@ class Link:
         self._clock = clock
         self._resets = 0
         self._reset_tag = b""
+        # By kind of error: when it was said, and how often it came since.
+        self._said: dict[tuple[str, type[KvtierError]], tuple[float, int]] = {}
         self.breaker = Breaker()
         self._session = client.attach(
             spec, engine_id=engine_id, role=Role.SCHEDULER, name=options.name
@@ -216,10 +220,21 @@ class Link:
         """Note it, and say which outcome of a lookup it is."""
         if not isinstance(error, _SICK):
             self.breaker.succeeded()
-            logger.warning("kvtier: %s: %s", what, error)
+            self._say(what, error)
             return "error"
         was_open = self.breaker.is_open
         self.breaker.failed(self._clock())
         if self.breaker.is_open and not was_open:
             logger.warning("kvtier: the daemon does not answer, asking it less often: %s", error)
         return "timeout" if isinstance(error, DeadlineExceeded) else "unavailable"
+
+    def _say(self, what: str, error: KvtierError) -> None:
+        """A kind of error may be the answer to every request: it is said now and then."""
+        kind, now_s = (what, type(error)), self._clock()
+        said_s, more = self._said.get(kind, (-REPEAT_S, 0))
+        if now_s - said_s < REPEAT_S:
+            self._said[kind] = (said_s, more + 1)
+            return
+        self._said[kind] = (now_s, 0)
+        also = f" ({more} more since the last such line)" if more else ""
+        logger.warning("kvtier: %s: %s%s", what, error, also)
