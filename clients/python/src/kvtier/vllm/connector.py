@@ -20,8 +20,10 @@ import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
+from kvtier import KvtierError
 from kvtier.client import Client
 from kvtier.vllm import _compat, metrics
 from kvtier.vllm._compat import (
@@ -49,7 +51,9 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         _log_as_vllm_does()
-        self._options = Options.parse(self._kv_transfer_config.kv_connector_extra_config or {})
+        options = Options.parse(self._kv_transfer_config.kv_connector_extra_config or {})
+        name = options.name or f"vllm {_compat.vllm_version()} pid {os.getpid()}"
+        self._options = replace(options, name=name)
         self._stats = KvtierStats()
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
@@ -70,7 +74,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
                 engine_id=self._engine_id(),
                 client=self._client(),
                 stats=self._stats,
-                name=_session_name(self._options),
+                name=name,
             )
 
     def _engine_id(self) -> bytes:
@@ -131,7 +135,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         try:
             layout = describe(kv_caches, self._geometry.components, self._geometry.pool_blocks)
             self._worker.register(layout, backing)
-        except (LayoutError, ValueError) as error:
+        except (LayoutError, ValueError, KvtierError) as error:
             logger.error("kvtier: nothing is cached: %s", error)
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
@@ -231,10 +235,6 @@ def _geometry(vllm_config: Any, kv_cache_config: Any, options: Options) -> Geome
     except OSError as error:
         logger.error("kvtier: nothing is cached: the model cannot be told from others: %s", error)
     return None
-
-
-def _session_name(options: Options) -> str:
-    return options.name or f"vllm {_compat.vllm_version()} pid {os.getpid()}"
 
 
 def _warn_of_failure_policy(config: Any) -> None:

@@ -85,7 +85,7 @@ class TorchCuda:
 
     def device_uuid(self) -> bytes:
         properties = self._torch.cuda.get_device_properties(self._torch.cuda.current_device())
-        return bytes.fromhex(str(properties.uuid).replace("-", ""))
+        return bytes.fromhex(str(properties.uuid).removeprefix("GPU-").replace("-", ""))
 
     def record_event(self) -> CudaEvent:
         event: CudaEvent = self._torch.cuda.current_stream().record_event()

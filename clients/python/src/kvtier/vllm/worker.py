@@ -27,6 +27,7 @@ from typing import Protocol
 from kvtier import (
     AnyRegion,
     FailedPrecondition,
+    Internal,
     InvalidArgument,
     KvtierError,
     Layout,
@@ -254,9 +255,13 @@ class WorkerSide:
             return failed(job.moves, NotAttached("the connector is inert"))
         if not session.attached:
             return failed(job.moves, session.last_error or NotAttached("the daemon is not there"))
-        if isinstance(job, LoadJob):
-            return memory.load(session, job)
-        return memory.store(session, job)
+        try:
+            if isinstance(job, LoadJob):
+                return memory.load(session, job)
+            return memory.store(session, job)
+        except Exception as error:  # a fault of ours must not end the engine
+            logger.exception("kvtier: job for %s", job.req_id)
+            return failed(job.moves, Internal(f"the job did not begin: {error}"))
 
     def _wait_moment(self) -> None:
         loads = [r.transfer for r in self._running.values() if isinstance(r.job, LoadJob)]
