@@ -20,7 +20,7 @@ from kvtier.vllm.transfer import Transfer
 from worker_fakes import FakeDaemon, FakeSession, FakeStorage, FakeTensor, contiguous
 
 BLOCKS, PAGE, LAYERS = 32, 192, 3
-WAIT_S = 5.0
+WAIT_S = 60.0
 
 
 @dataclass
@@ -74,11 +74,11 @@ MOVES = [
 ]
 
 
-def load(moves: list[ComponentMoves], job_id: int = 1, timeout_s: float = 5.0) -> LoadJob:
+def load(moves: list[ComponentMoves], job_id: int = 1, timeout_s: float = 60.0) -> LoadJob:
     return LoadJob(job_id, "r", b"lease", moves, timeout_s, is_sync=False)
 
 
-def store(moves: list[ComponentMoves], job_id: int = 2, timeout_s: float = 5.0) -> StoreJob:
+def store(moves: list[ComponentMoves], job_id: int = 2, timeout_s: float = 60.0) -> StoreJob:
     return StoreJob(job_id, "r", b"ticket", moves, timeout_s)
 
 

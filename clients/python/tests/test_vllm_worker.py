@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -164,6 +164,14 @@ def test_call_that_raises_is_a_failed_job() -> None:
     assert rig.step(loads=[load(1, "a")], stores=[store(2)]) == ({"a"}, {"a"}, {1: False, 2: False})
 
 
+def test_fault_of_ours_is_a_failed_job(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    wrong = [ComponentMoves(0, [4], [-1, 2])]  # no engine block has such a number
+    job = LoadJob(1, "a", b"lease", wrong, 1.0, is_sync=False)
+    assert rig.step(loads=[job]) == ({"a"}, {"a"}, {1: False})
+    assert "OverflowError" in caplog.text
+
+
 def test_worker_goes_on_when_the_daemon_is_back() -> None:
     rig = Rig(is_daemon_there=False)
     rig.step(loads=[load(1, "a")])
@@ -202,18 +210,20 @@ def test_store_that_found_no_room_is_not_ok_and_counts() -> None:
     assert rig.stats.counter("transfers", "store", "failed") == 1
 
 
-def later(seconds: float, do: Any) -> threading.Timer:
-    timer = threading.Timer(seconds, do)
-    timer.start()
-    return timer
+def later(seconds: float, do: Callable[[], None]) -> None:
+    threading.Timer(seconds, do).start()
+
+
+def finishes(rig: Rig, seconds: float, results: Sequence[bytes], moved_bytes: int = 0) -> None:
+    """Operations that begin from now on finish so long after that."""
+    rig.session.on_op = lambda op: later(seconds, lambda: op.finish(results, moved_bytes))
 
 
 def test_sync_load_is_over_before_begin_returns() -> None:
     rig = Rig()
-    timer = later(0.05, lambda: rig.session.ops[0].finish(DONE, 8192))
+    finishes(rig, 0.05, DONE, 8192)
     rig.worker.begin(KvtierMetadata(loads=[load(1, "a", is_sync=True)]))
     assert rig.session.ops[0].finished()
-    timer.join()
     assert rig.step() == (set(), set(), {1: True})  # not for vLLM: the request did not wait
     assert rig.worker.take_bad_blocks() == set()
 
@@ -225,20 +235,18 @@ def test_step_without_a_forward_pass_waits_a_moment_for_a_load(
     monkeypatch.setattr("kvtier.vllm.worker.IDLE_WAIT_S", 5.0)
     rig = Rig()
     rig.step(loads=[load(1, "a")])
-    timer = later(0.05, lambda: rig.session.ops[0].finish(DONE, 8192))
     assert rig.worker.poll().finished == set()
+    later(0.05, lambda: rig.session.ops[0].finish(DONE, 8192))
     assert rig.worker.poll(is_idle=True).finished == {"a"}
     assert rig.worker.poll(is_idle=True).finished == set()  # nothing to wait for
-    timer.join()
 
 
 def test_failed_sync_load_names_its_engine_blocks() -> None:
     rig = Rig()
     moves = [ComponentMoves(0, [4, 5], [1, 2, NO_BLOCK, 4])]
     job = LoadJob(1, "a", b"lease", moves, 1.0, is_sync=True)
-    timer = later(0.02, lambda: rig.session.ops[0].finish(HALF, 4096))
+    finishes(rig, 0.02, HALF, 4096)
     assert rig.step(loads=[job]) == (set(), set(), {1: False})
-    timer.join()
     assert rig.worker.take_bad_blocks() == {4}
     assert rig.worker.take_bad_blocks() == set()
 
@@ -257,25 +265,22 @@ def test_sync_load_waits_for_quiescence_beyond_its_deadline(
     """The forward pass must not use blocks that a stopped daemon may still write to."""
     monkeypatch.setattr("kvtier.vllm.worker.SYNC_LOG_S", 0.02)
     rig = Rig()
-    timer = later(0.15, lambda: rig.session.ops[0].quiesce())
 
-    def deadline() -> None:
-        rig.session.ops[0].answer([], 0, DeadlineExceeded("after 10 ms"))
+    def answer_late(op: FakeOp) -> None:
+        op.answer([], 0, DeadlineExceeded("after 10 ms"))
+        later(0.15, op.quiesce)
 
-    late = later(0.03, deadline)
+    rig.session.on_op = answer_late
     job = load(1, "a", is_sync=True, timeout_s=0.01)
     assert rig.step(loads=[job]) == (set(), set(), {1: False})
-    timer.join()
-    late.join()
     assert "waits for the daemon (pid 4711)" in caplog.text
 
 
 def test_fenced_store_is_over_before_the_step_is() -> None:
     """With a vLLM that does not lend its block pool the next step may overwrite the blocks."""
     rig = Rig()
-    timer = later(0.05, lambda: rig.session.ops[0].finish(DONE, 8192))
+    finishes(rig, 0.05, DONE, 8192)
     assert rig.step(stores=[store(1, is_fenced=True)]) == (set(), set(), {1: True})
-    timer.join()
 
 
 def test_memory_that_the_daemon_refuses_is_replaced() -> None:
@@ -308,9 +313,8 @@ def test_shutdown_waits_for_ops_in_flight() -> None:
     rig = Rig()
     rig.step(loads=[load(1, "a")], stores=[store(2)])
     ops = rig.session.ops
-    timer = later(0.05, lambda: quiesce(ops))
-    rig.worker.shutdown(timeout_s=5.0)
-    timer.join()
+    later(0.05, lambda: quiesce(ops))
+    rig.worker.shutdown(timeout_s=60.0)
     assert all(op.is_cancelled for op in ops)
     assert rig.session.is_closed
     assert rig.client.is_closed

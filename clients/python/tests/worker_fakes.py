@@ -144,6 +144,7 @@ class FakeSession:
         self.is_closed = False
         self.calls: list[tuple[str, tuple[Moves, ...], bytes, float | None]] = []
         self.ops: list[FakeOp] = []
+        self.on_op: Callable[[FakeOp], None] = lambda op: None  # an operation has begun
         self.attach_args: dict[str, Any] = {}
 
     def promote(
@@ -166,6 +167,7 @@ class FakeSession:
         self.ops.append(op)
         if self.daemon is not None:
             self.daemon.do(name, self, moves, op)
+        self.on_op(op)
         return op
 
     def close(self, timeout_s: float = 5.0) -> None:
