@@ -237,50 +237,61 @@ static void take_daemon_stats(struct parent *parent, const struct kvt_ans_stats 
         outcome->tiers[i].detail = (struct kvt_text){0}; /* lies in the op's arena */
 }
 
-/* What ended engines held goes within moments: ask until it is gone, or for LEFT_WAIT_NS. */
-static void ask_what_is_left(struct parent *parent, struct kvt_client *client,
-                             struct kvt_arena *arena, struct kvt_op *op)
+static bool ask(struct parent *parent, struct kvt_client *client, struct kvt_op *op,
+                struct kvt_arena *arena)
 {
+    kvt_arena_reset(arena);
+    memset(op, 0, sizeof(*op));
+    op->kind = KVT_OP_STATS;
+    op->arena = arena;
+    kvt_client_call(client, op);
+    if (op->code == KVT_CODE_OK)
+        take_daemon_stats(parent, &op->ans.stats);
+    return op->code == KVT_CODE_OK;
+}
+
+static bool is_something_left(const struct parent *parent)
+{
+    const struct kvt_bench_outcome *outcome = &parent->outcome;
+
+    return !outcome->has_daemon_stats ||
+           outcome->leases_left + outcome->reservations_left + outcome->pins_left > 0;
+}
+
+/* What ended engines held goes within moments, and a daemon that died comes back: ask until nothing
+ * is left, or for LEFT_WAIT_NS. */
+static void ask_what_is_left(struct parent *parent, struct kvt_arena *arena, struct kvt_op *op)
+{
+    struct kvt_client_config config = {.socket_path = parent->options->socket_path};
     uint64_t until_ns = kvt_clock_mono_ns() + LEFT_WAIT_NS;
     struct timespec pause = {.tv_nsec = 50 * 1000 * 1000};
+    struct kvt_client *client = NULL;
+    int r = 0;
 
-    do {
-        kvt_arena_reset(arena);
-        memset(op, 0, sizeof(*op));
-        op->kind = KVT_OP_STATS;
-        op->arena = arena;
-        kvt_client_call(client, op);
-        if (op->code != KVT_CODE_OK) {
-            fprintf(stderr, "kvtier-bench: Stats: %s\n", op->message);
-            return;
-        }
-        take_daemon_stats(parent, &op->ans.stats);
-        if (parent->outcome.leases_left + parent->outcome.reservations_left +
-                parent->outcome.pins_left ==
-            0)
-            return;
-        (void)nanosleep(&pause, NULL);
-    } while (kvt_clock_mono_ns() < until_ns);
+    while (is_something_left(parent) && kvt_clock_mono_ns() < until_ns) {
+        if (client == NULL)
+            r = kvt_client_open(&client, &config);
+        if (r == 0 && !ask(parent, client, op, arena))
+            client = kvt_client_close(client); /* it does not connect again */
+        if (is_something_left(parent))
+            (void)nanosleep(&pause, NULL);
+    }
+    client = kvt_client_close(client);
+    if (!parent->outcome.has_daemon_stats)
+        fprintf(stderr, "kvtier-bench: no counters of the daemon at %s: %s\n", config.socket_path,
+                r < 0 ? strerror(-r) : op->message);
 }
 
 static void ask_daemon(struct parent *parent)
 {
-    struct kvt_client_config config = {.socket_path = parent->options->socket_path};
     kvt_autofree struct kvt_op *op = kvt_alloc_zeroed(1, sizeof(*op));
     struct kvt_arena arena = KVT_ARENA_NULL;
-    struct kvt_client *client = NULL;
     int r = kvt_arena_init(&arena, KVT_OP_ARENA_BYTES_MAX, 0);
 
     if (r < 0 || op == NULL)
         return;
     kvt_client_library_init();
-    r = kvt_client_open(&client, &config);
-    if (r < 0)
-        fprintf(stderr, "kvtier-bench: no daemon at %s (%s) to ask for its counters\n",
-                config.socket_path, strerror(-r));
-    else
-        ask_what_is_left(parent, client, &arena, op);
-    client = kvt_client_close(client);
+    ask_what_is_left(parent, &arena, op);
     kvt_client_library_deinit();
     kvt_arena_deinit(&arena);
 }
