@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 
 import vllm_fakes as fakes
 from kvtier.types import Kind
+from kvtier.vllm import _compat, identity
 from kvtier.vllm import geometry as geo
-from kvtier.vllm import identity
 from kvtier.vllm.geometry import Geometry, Unsupported
+from kvtier.vllm.keys import LoraNames
 
 
 def make(specs: list[Any], config: Any = None, tags: tuple[str, ...] = (), **more: Any) -> Geometry:
@@ -306,3 +308,35 @@ def test_weights_that_were_replaced_do_not_share(tmp_path: Path) -> None:
     assert identity.weights_digest(str(path)) == touched != digest
     assert identity.weights_digest(str(path / "config.json")) != ""
     assert identity.weights_digest("hub/model") == ""
+
+
+def test_a_branch_of_a_hub_is_the_commit_that_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new upload to the branch would otherwise be served what the old weights computed."""
+    branches = {"main": "c1"}
+
+    def find(repo_id: str, filename: str, revision: str | None = None) -> str | None:
+        if ":" in repo_id:
+            raise ValueError("no name of a repository")
+        commit = branches.get(revision or "main", revision)
+        return f"/cache/{repo_id}/{commit}/{filename}" if filename == "params.json" else None
+
+    hub = SimpleNamespace(try_to_load_from_cache=find)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+
+    def name(model: str, revision: str | None = None) -> _compat.WeightsName:
+        return _compat.weights_name(SimpleNamespace(model=model, revision=revision))
+
+    first = name("org/model")
+    assert first == name("org/model", "main") == _compat.WeightsName("org/model", "c1")
+    branches["main"] = "c2"
+    assert name("org/model").revision == "c2"
+    assert name("org/model", "c1") == first
+    assert name("s3://bucket/model").revision == ""
+    assert name(str(tmp_path)).revision == ""
+    names = LoraNames()
+    adapter = fakes.LoraRequest("n", "org/adapter")
+    assert names.key(adapter) != LoraNames().key(fakes.LoraRequest("n", "s3://org/adapter"))
+    branches["main"] = "c3"
+    assert LoraNames().key(adapter) != names.key(adapter)

@@ -25,6 +25,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from kvtier.vllm import identity
+
 
 def _module(name: str) -> ModuleType | None:
     """The module, or None where there is no vLLM, or none with that part."""
@@ -395,7 +397,8 @@ def _device_capability(vllm_config: Any) -> str:
 
 @dataclass(frozen=True)
 class WeightsName:
-    """What vLLM was told to load: a directory or a hub's name, and the revision as resolved."""
+    """What vLLM was told to load: a directory or a hub's name, and the commit that it is, or else
+    what the user gave as revision."""
 
     model: str
     revision: str
@@ -405,10 +408,7 @@ def weights_name(model_config: Any) -> WeightsName:
     """Of the model, or of a draft model: both are described by vLLM's ModelConfig."""
     model = str(getattr(model_config, "model_weights", "") or model_config.model)
     revision = str(getattr(model_config, "revision", None) or "")
-    if not revision:
-        hf_config = getattr(model_config, "hf_config", None)
-        revision = str(getattr(hf_config, "_commit_hash", None) or "")
-    return WeightsName(model, revision)
+    return WeightsName(model, identity.hub_commit(model, revision) or revision)
 
 
 def has_draft_layers(vllm_config: Any, kv_cache_config: Any) -> bool:

@@ -1,6 +1,6 @@
 """Which weights an engine has loaded: the part of a namespace that no configuration tells.
 
-A hub's name with a resolved revision names its weights. A directory does not: two fine-tuned models
+A hub's name with a commit names its weights. A directory does not: two fine-tuned models
 of one shape differ in nothing but the bytes of their tensors, and a directory's files may be
 replaced. Its identity is its real path, every file's name, size and time of change, the content of
 small files (configuration), and samples of the content of large ones. So two directories never
@@ -12,6 +12,7 @@ Reading samples takes milliseconds a file; hashing the weights themselves would 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 from pathlib import Path
 
@@ -61,4 +62,27 @@ def weights_digest(model: str) -> str:
         digest = hashlib.sha256(os.fsencode(path.resolve()) + b"\0")
         _add_file(digest, path, path.name)
         return digest.hexdigest()
+    return ""
+
+
+def hub_commit(name: str, revision: str = "") -> str:
+    """The commit that a hub's name and a branch mean on this machine: what was downloaded, and so
+    what vLLM loads. Empty if it is no hub's name, or nothing of it is here.
+
+    A branch moves: without the commit a new upload would go on from what the old weights computed.
+    Asks the hub's cache, not the hub. The configuration that transformers gives does not tell it.
+    """
+    try:
+        hub = importlib.import_module("huggingface_hub")
+    except ModuleNotFoundError:
+        return ""
+    if os.path.exists(name):
+        return ""
+    for file in ("config.json", "params.json", "adapter_config.json"):
+        try:
+            path = hub.try_to_load_from_cache(name, file, revision=revision or None)
+        except ValueError:  # this can be no hub's name
+            return ""
+        if isinstance(path, str):
+            return os.path.basename(os.path.dirname(path))
     return ""

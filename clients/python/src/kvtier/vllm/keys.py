@@ -52,9 +52,15 @@ class LoraNames:
         path = str(getattr(lora, "lora_path", ""))
         place = (int(getattr(lora, "lora_int_id", 0)), name, path)
         if place not in self._digests or getattr(lora, "load_inplace", False):
-            self._digests[place] = identity.weights_digest(path) if path else ""
+            self._digests[place] = _content_of(path)
         text = f"{name}\0{path}\0{self._digests[place]}"
         return name.encode()[:64] + b"@" + hashlib.sha256(text.encode()).hexdigest().encode()
+
+
+def _content_of(path: str) -> str:
+    """What an adapter is: the content of its files, or its commit on a hub. OSError if its files
+    cannot be read."""
+    return identity.weights_digest(path) or identity.hub_commit(path) if path else ""
 
 
 @dataclass
