@@ -6,6 +6,8 @@ import os
 import threading
 import time
 
+import pytest
+
 from engine import WAIT_S, wait_until
 from kvtier._dispatcher import Dispatcher
 
@@ -56,3 +58,24 @@ def test_watch_tells_once() -> None:
     dispatcher.stop()
     os.close(reader)
     os.close(writer)
+
+
+def test_stop_in_its_own_thread(capfd: pytest.CaptureFixture[str]) -> None:
+    """As when the last operation of a closed client finishes."""
+    dispatcher = Dispatcher()
+    seen: list[str] = []
+
+    def stop() -> None:
+        dispatcher.call_soon(lambda: seen.append("due"))
+        dispatcher.stop()
+        seen.append("back")
+
+    dispatcher.call_soon(stop)
+    thread = dispatcher._thread
+    assert thread is not None
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert seen == ["back", "due"]
+    assert capfd.readouterr().err == "", "the thread ended with an exception"
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(dispatcher._wake_fd)

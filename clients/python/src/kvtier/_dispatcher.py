@@ -54,16 +54,20 @@ class Dispatcher:
                 self._epoll.unregister(fd)
 
     def stop(self) -> None:
-        """Ends the thread after what is due; what was to come later is dropped."""
+        """Ends the thread after what is due; what was to come later is dropped. May be called in
+        that thread: it ends when it comes back from there."""
         with self._lock:
             if self._is_stopping:
                 return
             self._is_stopping = True
             self._wake()
             thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        if thread is threading.current_thread():
+            return
+        if thread is None:
+            self.close_descriptors()
+        else:
             thread.join()
-        self.close_descriptors()
 
     def close_descriptors(self) -> None:
         """Of the stopped dispatcher, or of the copy that a fork made (its thread is not here)."""
@@ -88,6 +92,7 @@ class Dispatcher:
             for fn in self._ready([fd for fd, _ in events]):
                 run_safely(fn)
             if is_last:
+                self.close_descriptors()
                 return
 
     def _ready(self, fds: list[int]) -> list[Callable[[], None]]:
