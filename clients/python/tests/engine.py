@@ -18,8 +18,10 @@ BLOCK_BYTES = 4096
 WAIT_S = 10.0
 
 
-def spec(model: str = "model", ranks: int = 1) -> kvtier.ModelSpec:
-    component = kvtier.Component(kvtier.Kind.FULL, BLOCK_BYTES, name="full")
+def spec(
+    model: str = "model", ranks: int = 1, block_bytes: int = BLOCK_BYTES
+) -> kvtier.ModelSpec:
+    component = kvtier.Component(kvtier.Kind.FULL, block_bytes, name="full")
     return kvtier.ModelSpec(BLOCK_TOKENS, ranks, (component,), model)
 
 
@@ -43,14 +45,16 @@ def ids(first: int, count: int) -> npt.NDArray[np.uint64]:
 class Cache:
     """An engine's blocks: one component, one piece a block, in a region of its own."""
 
-    def __init__(self, blocks: int) -> None:
-        self.region = kvtier.Region.create(blocks * BLOCK_BYTES)
-        self.blocks = np.frombuffer(self.region.memory, np.uint8).reshape(blocks, BLOCK_BYTES)
-        self.layouts = (kvtier.Layout(0, 1, (kvtier.Piece(0, BLOCK_BYTES, 0, BLOCK_BYTES),)),)
+    def __init__(self, blocks: int, block_bytes: int = BLOCK_BYTES) -> None:
+        self.region = kvtier.Region.create(blocks * block_bytes)
+        self.blocks = np.frombuffer(self.region.memory, np.uint8).reshape(blocks, block_bytes)
+        self.layouts = (kvtier.Layout(0, 1, (kvtier.Piece(0, block_bytes, 0, block_bytes),)),)
 
     def fill(self, first: int, count: int, seed: int = 0) -> npt.NDArray[np.uint8]:
         """Random bytes in so many blocks; a copy of them."""
-        content = np.random.default_rng(seed).integers(0, 256, (count, BLOCK_BYTES), np.uint8)
+        content = np.random.default_rng(seed).integers(
+            0, 256, (count, self.blocks.shape[1]), np.uint8
+        )
         self.blocks[first : first + count] = content
         return content
 
