@@ -93,34 +93,50 @@ def test_a_client_used_before_a_fork(daemon: Daemon) -> None:
 
 
 def test_forks_while_threads_call(daemon: Daemon) -> None:
-    """The parent forks in the middle of its calls and of its operations."""
+    """The parent forks in the middle of its calls and of its operations. grpcio may lose a call of
+    the parent over that (seen under load, once in some hundred forks): then it
+    ends with its deadline, and its operation is finished then."""
     with kvtier.Client(daemon.socket, timeout_s=WAIT_S) as client:
         cache = Cache(16)
         session = engine.attach(client, cache)
         engine.store(session, cache, 8)
         is_over = threading.Event()
         rounds = [0, 0]
+        faults: list[str] = []
 
         def call(number: int) -> None:
+            moves = [kvtier.Moves(0, [number], [8 + number])]
             while not is_over.is_set():
-                found = session.lookup(engine.tokens(8), lease_s=1)
-                assert found.boundary_tokens == 8 * BLOCK_TOKENS
-                moves = [kvtier.Moves(0, [number], [8 + number])]
-                assert session.promote(moves, lease=found.lease).wait(WAIT_S)
-                session.release(found.lease)
+                try:
+                    found = session.lookup(engine.tokens(8), lease_s=60, timeout_s=2.0)
+                    assert found.boundary_tokens == 8 * BLOCK_TOKENS
+                    op = session.promote(moves, lease=found.lease, timeout_s=2.0)
+                    assert op.wait(WAIT_S), "it does not even end with its deadline"
+                    lost = isinstance(op.result.error, kvtier.DeadlineExceeded)
+                    assert lost or op.result.all_done, op.result
+                    session.release(found.lease)
+                except kvtier.DeadlineExceeded:
+                    pass  # a lookup that was lost
+                except (AssertionError, kvtier.KvtierError) as error:
+                    faults.append(f"{number}, after {rounds[number]} rounds: {error!r}")
+                    return
                 rounds[number] += 1
+
+        def moved_on(before: list[int]) -> bool:
+            return rounds != before or bool(faults)
 
         threads = [threading.Thread(target=call, args=(i,)) for i in range(2)]
         for thread in threads:
             thread.start()
         try:
             for seed in range(5):
-                wait_until(lambda before=list(rounds): rounds != before)  # type: ignore[misc]
+                wait_until(partial(moved_on, list(rounds)))
                 assert in_child(partial(round_trip, client, 20 + seed)) == 0
         finally:
             is_over.set()
             for thread in threads:
                 thread.join(WAIT_S)
+        assert faults == []
 
 
 def test_the_daemon_sees_a_dead_parent_of_a_living_child(daemon: Daemon) -> None:
