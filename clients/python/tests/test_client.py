@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -218,8 +219,10 @@ def test_errors_name_the_field(daemon: Daemon) -> None:
 
 def test_an_attach_that_can_never_work_says_so(daemon: Daemon) -> None:
     with kvtier.Client(daemon.socket) as client:
+        started_s = time.monotonic()
         with pytest.raises(kvtier.InvalidArgument, match="rank 3"):
-            engine.attach(client, rank=3, wait_s=1.0)
+            engine.attach(client, rank=3, wait_s=WAIT_S)
+        assert time.monotonic() - started_s < WAIT_S / 2, "to wait is of no use"
         gpu = kvtier.CudaIpcRegion(b"h" * 64, 0, BLOCK_BYTES, b"u" * 16)
         with pytest.raises(kvtier.FailedPrecondition, match=r"(?i)cuda"):
             engine.attach(client, regions=(gpu,), wait_s=1.0)

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from kvtier.client import Client
 
 _NS_PER_S = 1_000_000_000
+# To try again changes nothing about these.
+_HOPELESS = (errors.InvalidArgument, errors.PermissionDenied, errors.Unimplemented)
 
 
 @dataclass(frozen=True)
@@ -136,9 +138,14 @@ class RankSession(Session):
         return self._is_closing
 
     def wait_attached(self, timeout_s: float) -> bool:
-        """Waits until attached, at most timeout_s; whether it is."""
+        """Waits until attached, at most timeout_s and not if that is hopeless; whether it is."""
+
+        def is_decided() -> bool:
+            return self.current is not None or isinstance(self._error, _HOPELESS)
+
         with self._changed:
-            return self._changed.wait_for(lambda: self.current is not None, timeout_s)
+            self._changed.wait_for(is_decided, timeout_s)
+            return self.current is not None
 
     # ---- calls -----------------------------------------------------------------------------------
 

@@ -105,7 +105,8 @@ class Client:
         the session keeps the regions alive. on_change(attached) is called from that thread.
 
         wait_s: None returns at once; else waits so long for the first time and, if it does not
-        come, closes the session and raises what the last attempt said.
+        come (or cannot: InvalidArgument), closes the session and raises what the last attempt
+        said.
         """
         if len(engine_id) != ENGINE_ID_BYTES:
             raise errors.InvalidArgument(
