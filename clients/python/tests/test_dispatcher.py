@@ -15,7 +15,7 @@ from kvtier._dispatcher import Dispatcher
 def test_in_the_order_of_their_times() -> None:
     dispatcher = Dispatcher()
     seen: list[str] = []
-    dispatcher.call_later(0.3, lambda: seen.append("late"))
+    dispatcher.call_later(1.5, lambda: seen.append("late"))
     dispatcher.call_soon(lambda: seen.append("soon"))
     dispatcher.call_later(0.05, lambda: dispatcher.call_soon(lambda: seen.append("from within")))
     wait_until(lambda: len(seen) == 3)
