@@ -146,6 +146,20 @@ def test_embeddings_are_keyed_by_content() -> None:
     assert extra(base, "bfloat16") != extra(base)
 
 
+def test_which_positions_are_embeddings_counts() -> None:
+    """Token 0 at a position is not the embedding that the tensor has there."""
+
+    def extra(is_token: list[bool] | None) -> list[tuple[int, bytes]]:
+        request = fakes.Request("r", [0] * 128, prompt_embeds=Embeds(np.ones((128, 4))))
+        request.prompt_is_token_ids = is_token
+        return keys_of(request).extra(0, 2)
+
+    one, two = [False] * 128, [False] * 100 + [True] + [False] * 27
+    assert extra(one)[0] == extra(two)[0]
+    assert extra(one)[1] != extra(two)[1]
+    assert extra(None)[0] != extra(two)[0]
+
+
 def test_what_cannot_be_keyed_is_not_cached() -> None:
     loras = LoraNames()
     assert request_keys(fakes.Request("r", [1], pooling_params=object()), SIZE, loras) is None

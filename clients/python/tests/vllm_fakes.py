@@ -158,6 +158,7 @@ class Request:
     lora_request: LoraRequest | None = None
     mm_features: list[Item] = field(default_factory=list)
     prompt_embeds: Any = None
+    prompt_is_token_ids: list[bool] | None = None
     pooling_params: Any = None
     skip_reading_prefix_cache: bool = False
 

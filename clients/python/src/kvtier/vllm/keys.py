@@ -109,8 +109,13 @@ class RequestKeys:
     def _embeds_digest(self, block: int) -> bytes:
         if block not in self._embeds:
             start = block * self.block_tokens
-            part = self.request.prompt_embeds[start : start + self.block_tokens]
-            self._embeds[block] = hashlib.sha256(_compat.embeds_bytes(part)).digest()
+            end = start + self.block_tokens
+            part = self.request.prompt_embeds[start:end]
+            # Where tokens and embeddings are mixed: which positions of the tensor are used at all.
+            is_token = getattr(self.request, "prompt_is_token_ids", None) or ()
+            digest = hashlib.sha256(bytes(map(bool, is_token[start:end])) + b"|")
+            digest.update(_compat.embeds_bytes(part))
+            self._embeds[block] = digest.digest()
         return self._embeds[block]
 
 
