@@ -9,7 +9,7 @@ import pytest
 from kvtier.types import NO_BLOCK, BlockRange, Kind, ReserveState
 from kvtier.vllm import plan
 from kvtier.vllm.meta import ComponentMoves
-from vllm_engine import geometry_of
+from vllm_pool import geometry_of
 
 FULL = (Kind.FULL, 0, 1, 4)
 NONE = NO_BLOCK

@@ -14,7 +14,8 @@ from kvtier.types import Kind
 from kvtier.vllm.options import Options
 from kvtier.vllm.scheduler import SchedulerSide
 from vllm_daemon import Clock, FakeClient, FakeDaemon
-from vllm_engine import FakeEngine, geometry_of
+from vllm_engine import FakeEngine
+from vllm_pool import geometry_of
 
 FULL = (Kind.FULL, 0, 1, 4)
 SHAPES: dict[str, Any] = {
@@ -55,7 +56,7 @@ def make(shape: str, seed: int, **options: Any) -> tuple[FakeEngine, Clock]:
         lends_pool=rng.random() < 0.8,
     )
     daemon.on_call = lambda: clock.sleep(rng.choice([0.0, 0.0, 0.001, 0.015]))
-    engine.failure_rate = rng.choice([0.0, 0.0, 0.1, 0.5])
+    engine.workers.failure_rate = rng.choice([0.0, 0.0, 0.1, 0.5])
     return engine, clock
 
 

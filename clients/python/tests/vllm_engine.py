@@ -16,130 +16,21 @@ prefix cache of its own. Workers report at different times.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import vllm_fakes as fakes
-from kvtier.types import NO_BLOCK, Kind
+from kvtier.types import Kind
 from kvtier.vllm.geometry import Geometry, GroupComponent
 from kvtier.vllm.keys import salt_since
-from kvtier.vllm.meta import JobReport, KvtierMetadata, LoadJob, StoreJob, WorkerReport
+from kvtier.vllm.meta import KvtierMetadata, WorkerReport
 from kvtier.vllm.scheduler import SchedulerSide
 from vllm_daemon import FakeDaemon
-
-Tag = tuple[Any, ...]
-
-
-def geometry_of(
-    block_tokens: int,
-    components: list[tuple[Kind, int, int, int]],
-    ranks: int = 1,
-    pool_blocks: int = 64,
-) -> Geometry:
-    """components: (kind, window_tokens, how many groups, tokens of an engine block)."""
-    made, group = [], 0
-    for kind, window, groups, engine_tokens in components:
-        made.append(
-            GroupComponent(
-                kind=kind,
-                window_tokens=window,
-                groups=tuple(range(group, group + groups)),
-                group_block_tokens=engine_tokens,
-                engine_blocks_per_group=1 if kind is Kind.STATE else block_tokens // engine_tokens,
-                layer_names=(("l",),) * groups,
-                places=(),
-                is_replicated=False,
-                text=f"{kind} {window}",
-            )
-        )
-        group += groups
-    return Geometry(
-        block_tokens=block_tokens,
-        components=tuple(made),
-        group_count=group,
-        pool_blocks=pool_blocks,
-        ranks=ranks,
-        layout="",
-        model="m",
-        revision="",
-        dtype="",
-        tags=(),
-    )
-
-
-@dataclass(eq=False)
-class Block:
-    block_id: int
-    ref_cnt: int = 0
-    tag: Tag | None = None  # under which the engine's own prefix cache finds it
-
-    @property
-    def is_null(self) -> bool:
-        return self.block_id == 0
-
-
-class Pool:
-    """vLLM's BlockPool, as much as is used."""
-
-    def __init__(self, count: int) -> None:
-        self.blocks = [Block(i) for i in range(count)]
-        self.free = deque(self.blocks[1:])
-        self.busy: Counter[int] = Counter()
-        self.memory: dict[int, Tag] = {}
-        self.cached: dict[Tag, int] = {}
-        self._serial = 0
-
-    def take(self, count: int) -> list[Block] | None:
-        if count > len(self.free):
-            return None
-        taken = [self.free.popleft() for _ in range(count)]
-        for block in taken:
-            assert block.ref_cnt == 0
-            assert self.busy[block.block_id] == 0, "reused while a job uses it"
-            if block.tag is not None:
-                self.cached.pop(block.tag, None)
-                block.tag = None
-            block.ref_cnt = 1
-            self._serial += 1
-            self.memory[block.block_id] = ("junk", self._serial)
-        return taken
-
-    def touch(self, blocks: Iterable[Block]) -> None:
-        for block in blocks:
-            assert not block.is_null
-            if block.ref_cnt == 0:
-                self.free.remove(block)
-            block.ref_cnt += 1
-
-    def free_blocks(self, blocks: Iterable[Block]) -> None:
-        for block in blocks:
-            if block.is_null:
-                continue
-            assert block.ref_cnt > 0
-            block.ref_cnt -= 1
-            if block.ref_cnt == 0:
-                if block.tag is None:
-                    self.free.appendleft(block)
-                else:
-                    self.free.append(block)
-
-    def remember(self, block_id: int, tag: Tag) -> None:
-        if tag not in self.cached and self.blocks[block_id].tag is None:
-            self.cached[tag] = block_id
-            self.blocks[block_id].tag = tag
-
-
-@dataclass(eq=False)
-class Job:
-    """One rank's part of a job."""
-
-    job: LoadJob | StoreJob
-    ends_in: int
-    blocks: list[int]
-    is_cancelled: bool = False
+from vllm_pool import Block, Pool, Tag
+from vllm_workers import Workers
 
 
 @dataclass(eq=False)
@@ -174,19 +65,17 @@ class FakeEngine:
     ) -> None:
         self.geometry, self.side, self.daemon, self.rng = geometry, side, daemon, rng
         self.pool = Pool(geometry.pool_blocks)
+        self.workers = Workers(geometry, daemon, self.pool, rng)
         self.chunk, self.running_max, self.has_own_cache = chunk, running_max, has_own_cache
         self.waiting: deque[Req] = deque()
         self.running: list[Req] = []
         self.gone: dict[str, Req] = {}  # finished, their blocks kept for an async load
-        self.ranks: list[dict[int, Job]] = [{} for _ in range(geometry.ranks)]
         self.recv_left: Counter[str] = Counter()
         self.recv_failed: set[str] = set()
         self.preempted: set[str] = set()
         self.seen: list[KvtierMetadata] = []
         self.loaded_tokens = 0
         self.computed_tokens = 0
-        self.failure_rate = 0.0
-        self.job_steps: Callable[[], int] = lambda: self.rng.randrange(4)
         self.weights = 0  # changes with a reset; part of every tag
         if lends_pool:
             side.bind_gpu_block_pool(self.pool)
@@ -462,10 +351,10 @@ class FakeEngine:
         )
         self.preempted = set()
         self.seen.append(meta)
-        self.begin_loads(meta)
+        self.workers.begin_loads(meta)
         bad = self.poll(sync_only=True)
         self.compute(by_id, scheduled, bad)
-        self.begin_stores(meta)
+        self.workers.begin_stores(meta)
         self.poll(sync_only=False)
         return meta
 
@@ -511,58 +400,12 @@ class FakeEngine:
 
     # ---- workers -------------------------------------------------------------------------------
 
-    def begin_loads(self, meta: KvtierMetadata) -> None:
-        for load in meta.loads:
-            self._begin(load, load.is_sync or not load.lease)
-        for job_id in meta.cancels:
-            for rank in self.ranks:
-                if job_id in rank:
-                    rank[job_id].is_cancelled = True
-
-    def begin_stores(self, meta: KvtierMetadata) -> None:
-        for store in meta.stores:
-            self._begin(store, store.is_fenced)
-
-    def _begin(self, job: LoadJob | StoreJob, is_now: bool) -> None:
-        blocks = [b for move in job.moves for b in move.engine_blocks if b != NO_BLOCK]
-        if isinstance(job, LoadJob) and not job.lease:
-            blocks = []
-        for move in job.moves:
-            per_block = self.geometry.components[move.component].engine_blocks_per_block
-            assert (isinstance(job, LoadJob) and not job.lease) or (
-                len(move.engine_blocks) == len(move.blocks) * per_block
-            )
-            assert 0 not in move.engine_blocks
-        for rank in self.ranks:
-            rank[job.job_id] = Job(job, 0 if is_now else self.job_steps(), blocks)
-            self.pool.busy.update(blocks)
-
     def poll(self, sync_only: bool) -> set[str]:
-        """End what is due, and tell the scheduler. Returns requests whose load within the step
-        failed."""
-        reports, failed_sync, received = WorkerReport(), set(), []
-        for number, rank in enumerate(self.ranks):
-            for running in list(rank.values()):
-                job = running.job
-                is_sync = isinstance(job, LoadJob) and job.is_sync
-                if sync_only and not is_sync:
-                    continue
-                if running.ends_in > 0:
-                    running.ends_in -= 1
-                    continue
-                del rank[job.job_id]
-                self.pool.busy.subtract(running.blocks)
-                is_ok = (
-                    self.move(running) if number == 0 else self.rng.random() >= self.failure_rate
-                )
-                reports = reports.aggregate(WorkerReport({job.job_id: JobReport(1, is_ok)}))
-                if isinstance(job, LoadJob):
-                    if job.is_sync:
-                        failed_sync |= set() if is_ok else {job.req_id}
-                    else:
-                        received.append((job.req_id, is_ok))
-        self.receive(received, reports)
-        return failed_sync
+        """End what is due, and tell the scheduler half. Returns requests whose load within the
+        step failed."""
+        ended = self.workers.end_due(sync_only)
+        self.receive(ended.received, ended.reports)
+        return ended.failed_in_step
 
     def receive(self, received: list[tuple[str, bool]], reports: WorkerReport) -> None:
         over = []
@@ -595,49 +438,6 @@ class FakeEngine:
             return
         self.check_readable(req)
         self.loaded_tokens += req.request.num_computed_tokens - req.local
-
-    def move(self, running: Job) -> bool:
-        job = running.job
-        if running.is_cancelled or self.rng.random() < self.failure_rate:
-            return False
-        if isinstance(job, StoreJob):
-            return all(self.store_one(job, *one) for one in self.each(job))
-        return bool(job.lease) and all(self.load_one(job, *one) for one in self.each(job))
-
-    def each(self, job: LoadJob | StoreJob) -> Iterable[tuple[int, int, list[int]]]:
-        for move in job.moves:
-            per_block = self.geometry.components[move.component].engine_blocks_per_block
-            for at, block in enumerate(move.blocks):
-                yield move.component, block, move.engine_blocks[at * per_block :][:per_block]
-
-    def load_one(self, job: LoadJob, component: int, block: int, ids: list[int]) -> bool:
-        payload = self.daemon.promote(job.lease, component, block)
-        if payload is None:
-            return False
-        for block_id, tag in zip(ids, payload, strict=True):
-            if block_id != NO_BLOCK:
-                assert self.pool.blocks[block_id].ref_cnt == 1, "a load writes a shared block"
-                self.pool.memory[block_id] = tag
-        return True
-
-    def store_one(self, job: StoreJob, component: int, block: int, ids: list[int]) -> bool:
-        payload = tuple(self.pool.memory[block_id] for block_id in ids)
-        self.check_stored(component, block, payload)
-        return self.daemon.demote(job.ticket, component, block, payload)
-
-    def check_stored(self, component: int, block: int, payload: tuple[Tag, ...]) -> None:
-        """Each part holds the end of the tokens that it should; whose tokens, `load_one` sees."""
-        spec = self.geometry.components[component]
-        per_group, size = spec.engine_blocks_per_group, spec.group_block_tokens
-        end = (block + 1) * self.geometry.block_tokens
-        for at, tag in enumerate(payload):
-            part_end = (
-                end if spec.kind is Kind.STATE else (end - (per_group - 1 - at % per_group) * size)
-            )
-            if spec.window_tokens and part_end <= end - spec.window_tokens:
-                continue
-            assert tag[1] == spec.groups[at // per_group]
-            assert len(tag[3]) == part_end, (component, block, at)
 
     # ---- the end -------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from kvtier.vllm.meta import JobReport, KvtierMetadata, WorkerReport
 from kvtier.vllm.options import Options
 from kvtier.vllm.scheduler import SchedulerSide
 from vllm_daemon import Clock, FakeClient, FakeDaemon, FakeSession
-from vllm_engine import Pool, geometry_of
+from vllm_pool import Pool, geometry_of
 
 FULL = (Kind.FULL, 0, 1, 4)
 WINDOW = (Kind.SLIDING_WINDOW, 9, 1, 4)
