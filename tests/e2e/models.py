@@ -102,7 +102,7 @@ QWEN3NEXT: Config = COMMON | {
     "linear_value_head_dim": 128,
     "linear_conv_kernel_dim": 4,
     "num_experts": 2,  # in the last layer only: the engine refuses a model without any
-    "num_experts_per_tok": 1,
+    "num_experts_per_tok": 2,  # all: a choice would make last bits into another answer
     "moe_intermediate_size": HIDDEN // 2,
     "shared_expert_intermediate_size": HIDDEN // 2,
     "mlp_only_layers": [0, 1, 2],
