@@ -18,9 +18,7 @@ BLOCK_BYTES = 4096
 WAIT_S = 10.0
 
 
-def spec(
-    model: str = "model", ranks: int = 1, block_bytes: int = BLOCK_BYTES
-) -> kvtier.ModelSpec:
+def spec(model: str = "model", ranks: int = 1, block_bytes: int = BLOCK_BYTES) -> kvtier.ModelSpec:
     component = kvtier.Component(kvtier.Kind.FULL, block_bytes, name="full")
     return kvtier.ModelSpec(BLOCK_TOKENS, ranks, (component,), model)
 

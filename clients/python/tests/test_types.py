@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import pickle
 from typing import Any
@@ -87,6 +88,32 @@ def test_region_does_not_vanish_under_a_user() -> None:
     region.close()
     with pytest.raises(ValueError, match="closed"):
         region.memory.tobytes()
+
+
+def test_region_that_nobody_has_frees_its_memory() -> None:
+    """An engine that is made anew in one process must not keep the KV memory of the last one."""
+    before = set(_memfds())
+    region = kvtier.Region.create(4096)
+    array = np.frombuffer(region.memory, np.uint8)
+    assert len(set(_memfds()) - before) == 2, "one of the region, one of its mapping"
+    del region
+    gc.collect()
+    assert len(set(_memfds()) - before) == 1
+    array[0] = 1  # the memory stays as long as somebody uses it
+    del array
+    gc.collect()
+    assert set(_memfds()) <= before
+
+
+def _memfds() -> list[str]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if "memfd:kvtier" in os.readlink(f"/proc/self/fd/{name}"):
+                found.append(name)
+        except FileNotFoundError:  # that of listdir
+            continue
+    return found
 
 
 def test_region_refuses_nothing_sizes() -> None:

@@ -12,6 +12,7 @@ import builtins
 import fcntl
 import mmap
 import os
+import weakref
 from dataclasses import dataclass
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -22,12 +23,15 @@ class Region:
 
     Attributes:
         bytes: its size.
-        fd: the descriptor, closed by `close()`; not inherited over exec.
+        fd: the descriptor, not inherited over exec. Closed by `close()`, or when nobody has the
+            region any more: an open descriptor keeps all of the memory.
     """
 
     def __init__(self, fd: int, size: int) -> None:
         """Takes over descriptor fd of a memfd that has its seals and at least size bytes."""
         self.fd = fd
+        self._closer = weakref.finalize(self, os.close, fd)
+        self._closer.atexit = False
         self.bytes = size
         self._map = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         self._memory: memoryview | None = memoryview(self._map)
@@ -46,10 +50,10 @@ class Region:
         try:
             os.posix_fallocate(fd, 0, bytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-            return cls(fd, bytes)
         except BaseException:
             os.close(fd)
             raise
+        return cls(fd, bytes)
 
     @property
     def memory(self) -> memoryview:
@@ -74,7 +78,7 @@ class Region:
             self._memory = memoryview(self._map)
             raise
         self._memory = None
-        os.close(self.fd)
+        self._closer()
         self.fd = -1
 
     def __enter__(self) -> Region:
