@@ -4,7 +4,9 @@ wrong on the way ends a transfer as failed, never as hanging, never early."""
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -296,6 +298,24 @@ def test_torch_copier_copies_as_the_host_copier_does() -> None:
 
 
 # ---- CUDA, with fakes --------------------------------------------------------------------------
+
+
+def test_copies_run_on_the_engines_device() -> None:
+    """The copying thread's own device is the first one, also in the worker of another rank."""
+    device = SimpleNamespace(type="cuda", index=3)
+    made: list[Any] = []
+
+    def make_stream(device: Any = None) -> object:
+        made.append(device)
+        return object()
+
+    cuda = SimpleNamespace(Stream=make_stream, stream=nullcontext)
+    copier = TorchCopier(
+        SimpleNamespace(cuda=cuda), Engine().layout, [SimpleNamespace(device=device)]
+    )
+    with copier._side_stream(None):
+        pass
+    assert made == [device]
 
 
 class FakeEvent:

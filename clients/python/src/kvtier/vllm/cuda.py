@@ -274,7 +274,9 @@ class TorchCopier:
         if not self._is_cuda:
             return self._torch.no_grad()
         if self._stream is None:
-            self._stream = self._torch.cuda.Stream()
+            # Of the engine's device: a thread's own one is the first, whatever rank this is, and
+            # what is copied on another device's stream is not done when this one is through.
+            self._stream = self._torch.cuda.Stream(device=self._storages[0].device)
         if fence is not None:
             self._stream.wait_event(fence)
         return self._torch.cuda.stream(self._stream)
