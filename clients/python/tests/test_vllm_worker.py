@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,11 +17,14 @@ from kvtier import (
     Layout,
     ModelSpec,
     MoveResult,
+    NotAttached,
     Piece,
     Role,
+    Session,
     Unavailable,
 )
 from kvtier.vllm.layout import KvLayout, Storage
+from kvtier.vllm.link import wait_attached
 from kvtier.vllm.memory import SharedKv
 from kvtier.vllm.meta import ComponentMoves, KvtierMetadata, LoadJob, StoreJob
 from kvtier.vllm.metrics import KvtierStats
@@ -105,6 +108,23 @@ def test_tensors_that_are_not_what_was_declared_are_refused() -> None:
     rig = Rig()
     with pytest.raises(ValueError, match="2048 bytes a block, the engine's"):
         rig.worker.register(wrong, lambda layout, is_refused: SharedKv((), layout.layouts))
+
+
+def test_start_waits_a_moment_for_a_daemon_that_is_there() -> None:
+    """Attaching takes a thread some milliseconds; a prompt that came before it would be lost."""
+    session = FakeSession()
+    session.attached, session.last_error = False, NotAttached("not attached yet")
+
+    def attach() -> None:
+        session.attached = True
+
+    later(0.05, attach)
+    wait_attached(cast(Session, session), 60.0)
+    assert session.attached
+    session.attached, session.last_error = False, Unavailable("no daemon")
+    wait_attached(cast(Session, session), 60.0)
+    session.last_error = NotAttached("a daemon that does not answer")
+    wait_attached(cast(Session, session), 0.02)
 
 
 def test_async_load_is_reported_once_when_it_is_finished() -> None:

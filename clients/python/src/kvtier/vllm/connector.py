@@ -40,7 +40,7 @@ from kvtier.vllm.meta import KvtierMetadata, WorkerReport
 from kvtier.vllm.metrics import KvtierStats
 from kvtier.vllm.options import Options
 from kvtier.vllm.scheduler import SchedulerSide
-from kvtier.vllm.worker import WorkerSide
+from kvtier.vllm.worker import START_WAIT_S, WorkerSide
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler = SchedulerSide(
                 self._options, self._geometry, self._engine_id(), self._client, self._stats
             )
+            self._scheduler.wait_attached(START_WAIT_S)
         else:
             self._worker = WorkerSide(
                 self._geometry.model_spec(),

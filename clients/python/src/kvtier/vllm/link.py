@@ -20,6 +20,7 @@ from kvtier.errors import (
     FailedPrecondition,
     Internal,
     KvtierError,
+    NotAttached,
     NotFound,
     Unavailable,
 )
@@ -51,6 +52,16 @@ class Attacher(Protocol):
     ) -> Session: ...
 
     def close(self) -> None: ...
+
+
+def wait_attached(session: Session, timeout_s: float) -> None:
+    """At the engine's start: give a daemon that is there the moment that attaching takes, so that
+    the first prompt is not lost. Returns as soon as it is attached, or it is known why not."""
+    until_s = time.monotonic() + timeout_s
+    while not session.attached and time.monotonic() < until_s:
+        if not isinstance(session.last_error, NotAttached):
+            return
+        time.sleep(0.005)
 
 
 class Grant:
@@ -111,6 +122,10 @@ class Link:
         self._session = client.attach(
             spec, engine_id=engine_id, role=Role.SCHEDULER, name=options.name
         )
+
+    def wait_attached(self, timeout_s: float) -> None:
+        """See the function of this name."""
+        wait_attached(self._session, timeout_s)
 
     @property
     def is_attached(self) -> bool:

@@ -85,6 +85,10 @@ class SchedulerSide:
         )
         self._has_only_full = all(c.kind is Kind.FULL for c in geometry.components)
 
+    def wait_attached(self, timeout_s: float) -> None:
+        """At the engine's start; see link.wait_attached."""
+        self._link.wait_attached(timeout_s)
+
     # ---- before a request is scheduled -----------------------------------------------------------
 
     def bind_gpu_block_pool(self, pool: Any) -> None:

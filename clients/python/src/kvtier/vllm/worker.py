@@ -39,6 +39,7 @@ from kvtier import (
     Unimplemented,
 )
 from kvtier.vllm.layout import KvLayout
+from kvtier.vllm.link import wait_attached
 from kvtier.vllm.memory import KvMemory
 from kvtier.vllm.meta import JobReport, KvtierMetadata, LoadJob, StoreJob, WorkerReport
 from kvtier.vllm.metrics import KvtierStats
@@ -46,6 +47,7 @@ from kvtier.vllm.transfer import EndedTransfer, Transfer, TransferResult, failed
 
 logger = logging.getLogger(__name__)
 
+START_WAIT_S = 2.0
 SHUTDOWN_S = 5.0
 SYNC_LOG_S = 10.0
 IDLE_WAIT_S = 0.001
@@ -123,8 +125,9 @@ class WorkerSide:
     # ---- start and end -----------------------------------------------------------------------
 
     def register(self, layout: KvLayout, open_memory: MemoryOpener) -> None:
-        """Attach with the engine's KV memory. A daemon that is not there is no error: the session
-        attaches when it comes. Raises ValueError if the tensors are not what the spec says."""
+        """Attach with the engine's KV memory, and wait a moment for a daemon that is there. One
+        that is not is no error: the session attaches when it comes. Raises ValueError if the
+        tensors are not what the spec says."""
         for i, component in enumerate(self._spec.components):
             found = layout.bytes_per_block(i)
             if found != component.bytes_per_block:
@@ -135,6 +138,8 @@ class WorkerSide:
         self._layout, self._open = layout, open_memory
         self._memory = open_memory(layout, False)
         self._attach()
+        if self._session is not None:
+            wait_attached(self._session, START_WAIT_S)
 
     def _attach(self) -> None:
         if self._memory is None:
