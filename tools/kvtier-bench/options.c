@@ -109,7 +109,7 @@ static const char daemon_text[] =
     "\nThe daemon\n"
     "  --socket PATH            main socket (default: $KVTIER_SOCKET, else\n"
     "                           /run/kvtierd/kvtierd.sock)\n"
-    "  --deadline MS            of each call (default 10000)\n"
+    "  --deadline MS            of each call (default 10000; joining takes what it takes)\n"
     "  --namespace NAME         model name to declare (default kvtier-bench)\n"
     "\nThe model\n"
     "  --preset NAME            full, window, state, hybrid, mla (default full)\n"
