@@ -191,6 +191,26 @@ class TestWithoutPidfd:
         assert not op.wait(0.3)
         assert op.wait(WAIT_S)
 
+    def test_a_socket_that_does_not_answer_is_no_end(
+        self, daemon: Daemon, stored: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A daemon that hangs takes no more connections, and may go on copying later."""
+
+        def late(*_: Any) -> None:
+            raise kvtier.Unavailable("timed out")
+
+        monkeypatch.setattr(_attach, "_REFUSED_MAX_S", 0.3)
+        session, _, _, lease = stored
+        daemon.stop()
+        op = session.promote(LOADS, lease=lease, timeout_s=0.1)
+        wait_until(lambda: op.result is not None)
+        with monkeypatch.context() as hang:
+            hang.setattr(_attach, "RegionSocket", late)
+            session._attacher._stream.cancel()
+            assert not op.wait(1.5)
+        daemon.go_on()
+        assert op.wait(WAIT_S)
+
     def test_a_lost_stream_finishes_nothing(self, daemon: Daemon, stored: Any) -> None:
         session, _, _, lease = stored
         daemon.stop()

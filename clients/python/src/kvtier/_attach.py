@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from kvtier import errors
-from kvtier._daemon import Process, RegionSocket
+from kvtier._daemon import NobodyListens, Process, RegionSocket
 from kvtier._proto import kvtier_pb2 as pb
 from kvtier.region import CudaIpcRegion, Region
 from kvtier.types import API_VERSION, Namespace
@@ -209,8 +209,8 @@ class Attacher:
 
     def _look_after_unwatched(self, error: errors.KvtierError) -> None:
         """Operations of a daemon whose end nobody tells us, see _REFUSED_MAX_S."""
-        if not isinstance(error, errors.Unavailable):
-            self._refused_since_s = None
+        if not isinstance(error, NobodyListens):
+            self._refused_since_s = None  # one that hangs is there, and may go on copying
             return
         now_s = time.monotonic()
         if self._refused_since_s is None:

@@ -24,6 +24,10 @@ _CREDENTIALS = struct.Struct("iII")
 _SO_PEERPIDFD = 77
 
 
+class NobodyListens(Unavailable):
+    """There is no socket, or nobody behind it: not a daemon that is slow, or hangs."""
+
+
 class Process:
     """One life of the daemon, as seen through its region socket."""
 
@@ -121,7 +125,7 @@ def _refused(status: int, text: str) -> KvtierError:
 
 def _not_there(path: str, error: OSError) -> Unavailable:
     if isinstance(error, FileNotFoundError):
-        return Unavailable(f"no daemon at {path}: there is no socket {path}.regions")
+        return NobodyListens(f"no daemon at {path}: there is no socket {path}.regions")
     if isinstance(error, ConnectionRefusedError):
-        return Unavailable(f"no daemon at {path}: the socket is left over, nobody listens")
+        return NobodyListens(f"no daemon at {path}: the socket is left over, nobody listens")
     return Unavailable(f"no daemon at {path}: {error.strerror or error}")
