@@ -75,6 +75,40 @@ def test_a_release_waits_for_a_stopped_daemon(daemon: Daemon) -> None:
         assert session.release_errors == 0
 
 
+def test_what_a_late_answer_grants_is_given_back(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller is gone by then; its lease and ticket would be held until they expire."""
+    cache = Cache(32)
+    with kvtier.Client(daemon.socket, timeout_s=WAIT_S) as client:
+        session = engine.attach(client, cache)
+        engine.store(session, cache, 8)
+        given_back: list[object] = []
+        release = session.release
+
+        def spy(handle: Any) -> None:
+            given_back.append(handle)
+            release(handle)
+
+        monkeypatch.setattr(session, "release", spy)
+        wants = [kvtier.BlockRange(0, 8, 9)]
+        daemon.stop()
+        with pytest.raises(kvtier.DeadlineExceeded):
+            session.lookup(engine.tokens(8), lease_s=60, timeout_s=0.1)
+        with pytest.raises(kvtier.DeadlineExceeded):
+            session.reserve(engine.tokens(9), wants, ticket_s=60, timeout_s=0.1)
+        daemon.go_on()
+        wait_until(lambda: len(given_back) == 2)
+        assert {type(handle) for handle in given_back} == {kvtier.Lease, kvtier.Ticket}
+        wait_until(lambda: _held(client) == (0, 0))
+        assert session.release_errors == 0
+
+
+def _held(client: kvtier.Client) -> tuple[int, int]:
+    stats = client.stats(timeout_s=WAIT_S)
+    return stats.leases, stats.tickets
+
+
 def test_an_op_of_a_stopped_daemon_is_not_finished(daemon: Daemon, stored: Any) -> None:
     session, cache, content, lease = stored
     daemon.stop()

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvtier import _wire, errors
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from kvtier.client import Client
 
 _NS_PER_S = 1_000_000_000
+_LATE_S = 30.0  # how long a late answer is waited for where the daemon chooses the lifetime
 # To try again changes nothing about these.
 _HOPELESS = (errors.InvalidArgument, errors.PermissionDenied, errors.Unimplemented)
 
@@ -177,10 +179,15 @@ class RankSession(Session):
             wants_prefetch=prefetch,
         )
         client = self.client
-        answer = _wire.call(client.wire().lookup, request, client.timeout_of(timeout_s))
-        lease = None
-        if answer.lease:
-            lease = Lease(answer.lease, answer.lease_ns / _NS_PER_S, at.generation)
+        method, timeout = client.wire().lookup, client.timeout_of(timeout_s)
+        if lease_s is None:
+            answer = _wire.call(method, request, timeout)
+        else:
+            late_s = lease_s or _LATE_S
+            answer = _wire.call_for_grant(
+                method, request, timeout, late_s, partial(self._give_back_lease, at)
+            )
+        lease = _lease(at, answer)
         return LookupResult(
             boundary_tokens=answer.boundary_tokens,
             path_tokens=answer.path_tokens,
@@ -218,11 +225,16 @@ class RankSession(Session):
             ],
         )
         client = self.client
-        answer = _wire.call(client.wire().reserve, request, client.timeout_of(timeout_s))
-        ticket = None
-        if answer.ticket:
-            ticket = Ticket(answer.ticket, answer.ticket_ns / _NS_PER_S, at.generation)
-        return Reservation(ticket, tuple(answer.states), _cursor(at, answer), answer.epoch)
+        answer = _wire.call_for_grant(
+            client.wire().reserve,
+            request,
+            client.timeout_of(timeout_s),
+            ticket_s or _LATE_S,
+            partial(self._give_back_ticket, at),
+        )
+        return Reservation(
+            _ticket(at, answer), tuple(answer.states), _cursor(at, answer), answer.epoch
+        )
 
     def promote(
         self,
@@ -304,6 +316,17 @@ class RankSession(Session):
             timeout_s = max(timeout_s, handle.lifetime_s)
         call = self.client.wire().release.future(request, timeout=timeout_s)
         call.add_done_callback(self._on_released)
+
+    def _give_back_lease(self, at: Attachment, answer: Any) -> None:
+        """An answer came after its caller had gone."""
+        lease = _lease(at, answer)
+        if lease is not None:
+            self.release(lease)
+
+    def _give_back_ticket(self, at: Attachment, answer: Any) -> None:
+        ticket = _ticket(at, answer)
+        if ticket is not None:
+            self.release(ticket)
 
     def _on_released(self, call: Any) -> None:
         if call.cancelled() or call.exception() is not None:
@@ -411,6 +434,18 @@ def _handle_of(at: Attachment, handle: Lease | Ticket | bytes) -> bytes:
         return handle
     _check_generation(at, handle)
     return handle.handle
+
+
+def _lease(at: Attachment, answer: Any) -> Lease | None:
+    if not answer.lease:
+        return None
+    return Lease(answer.lease, answer.lease_ns / _NS_PER_S, at.generation)
+
+
+def _ticket(at: Attachment, answer: Any) -> Ticket | None:
+    if not answer.ticket:
+        return None
+    return Ticket(answer.ticket, answer.ticket_ns / _NS_PER_S, at.generation)
 
 
 def _cursor(at: Attachment, answer: Any) -> Cursor | None:

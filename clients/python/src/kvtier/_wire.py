@@ -20,7 +20,7 @@ import grpc
 import numpy as np
 
 from kvtier._proto import kvtier_pb2 as pb
-from kvtier.errors import InvalidArgument, from_rpc
+from kvtier.errors import DeadlineExceeded, InvalidArgument, from_rpc
 from kvtier.types import Cursor, ModelSpec, Moves
 
 MESSAGE_BYTES_MAX = 8 << 20
@@ -100,6 +100,31 @@ def call(method: Callable[..., Any], request: Any, timeout_s: float, **options: 
         return method(request, timeout=timeout_s, **options)
     except grpc.RpcError as error:
         raise from_rpc(error) from None
+
+
+def call_for_grant(
+    method: Any, request: Any, timeout_s: float, late_s: float, on_late: Callable[[Any], None]
+) -> Any:
+    """As call(), for an answer that may bring a lease or a ticket, which somebody has to give back.
+
+    A deadline that passes here cannot tell whether the daemon answered just before, and what it
+    granted would be held until it expires. So the daemon has late_s longer than the caller: an
+    answer after timeout_s goes to on_late, in a thread of gRPC, and the caller gets
+    DeadlineExceeded in time.
+    """
+    future = method.future(request, timeout=timeout_s + late_s)
+    try:
+        return future.result(timeout=timeout_s)
+    except grpc.FutureTimeoutError:
+        future.add_done_callback(lambda late: _hand_over(late, on_late))
+        raise DeadlineExceeded(f"no answer within {timeout_s:g} s") from None
+    except grpc.RpcError as error:
+        raise from_rpc(error) from None
+
+
+def _hand_over(late: Any, on_late: Callable[[Any], None]) -> None:
+    if late.code() == grpc.StatusCode.OK:
+        on_late(late.result())
 
 
 def checked_socket(path: str) -> str:
