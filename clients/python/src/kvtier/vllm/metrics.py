@@ -254,19 +254,6 @@ class KvtierStats(KVConnectorStats):
         )
 
 
-def log_line(stats: KvtierStats) -> str:
-    """The same figures in words, for a log that is not vLLM's."""
-    figures = stats.reduce()
-    return (
-        f"hit rate {figures['Hit rate (%)']} % ({figures['Hit tokens']} of "
-        f"{figures['Asked tokens']} tokens, {figures['Lookups']} lookups of "
-        f"{figures['Avg lookup (ms)']} ms, {figures['Lookups failed']} failed), "
-        f"loaded {figures['Loaded (MiB)']} MiB ({figures['Loads failed']} failed), "
-        f"stored {figures['Stored (MiB)']} MiB ({figures['Stores failed']} failed, "
-        f"{figures['Stores skipped']} skipped)"
-    )
-
-
 def _mean_ms(seconds: Sequence[float]) -> float:
     return round(1000.0 * sum(seconds) / len(seconds), 3) if seconds else 0.0
 
