@@ -337,6 +337,8 @@ def test_a_branch_of_a_hub_is_the_commit_that_is_here(
     assert name(str(tmp_path)).revision == ""
     names = LoraNames()
     adapter = fakes.LoraRequest("n", "org/adapter")
-    assert names.key(adapter) != LoraNames().key(fakes.LoraRequest("n", "s3://org/adapter"))
+    assert names.key(adapter) == names.key(adapter)
     branches["main"] = "c3"
     assert LoraNames().key(adapter) != names.key(adapter)
+    with pytest.raises(FileNotFoundError, match="s3://org/adapter is on this machine"):
+        LoraNames().key(fakes.LoraRequest("n", "s3://org/adapter"))  # it would be known by name

@@ -26,10 +26,10 @@ def with_items(*items: fakes.Item, tokens: int = 256) -> list[tuple[int, bytes]]
     return keys_of(request).extra(0, tokens // SIZE)
 
 
-def test_salt_and_lora_are_apart() -> None:
+def test_salt_and_lora_are_apart(tmp_path: Path) -> None:
     """A salt and an adapter of one name, which other systems took for each other."""
     salted = keys_of(fakes.Request("r", [1], cache_salt="x"))
-    adapted = keys_of(fakes.Request("r", [1], lora_request=fakes.LoraRequest("x", "hub/x")))
+    adapted = keys_of(fakes.Request("r", [1], lora_request=fakes.LoraRequest("x", str(tmp_path))))
     assert (salted.salt, salted.lora) == (b"x", b"")
     assert adapted.salt == b""
     assert adapted.lora.startswith(b"x@")
@@ -67,7 +67,11 @@ def test_an_adapter_is_its_name_path_and_files(tmp_path: Path) -> None:
     assert LoraNames().key(lora) != first  # an engine that starts now does not
     lora.load_inplace = True
     assert names.key(lora) != first
-    assert names.key(fakes.LoraRequest("n" * 300, str(tmp_path / "other"))) != first
+    other = tmp_path / "other"
+    with pytest.raises(FileNotFoundError):
+        names.key(fakes.LoraRequest("n" * 300, str(other)))
+    other.mkdir()
+    assert names.key(fakes.LoraRequest("n" * 300, str(other))) != first
     assert names.key(None) == b""
 
 

@@ -96,10 +96,10 @@ def test_what_the_request_has_itself_needs_no_lookup() -> None:
     assert rig.daemon.calls == []
 
 
-def test_other_salts_adapters_and_images_do_not_meet() -> None:
+def test_other_salts_adapters_and_images_do_not_meet(tmp_path: Any) -> None:
     rig = Rig()
     rig.warm(40, cache_salt="a")
-    lora = fakes.LoraRequest("a", "hub/a")
+    lora = fakes.LoraRequest("a", str(tmp_path))
     others: list[dict[str, Any]] = [
         {},
         {"cache_salt": "b"},
@@ -144,13 +144,18 @@ def test_a_negative_token_is_a_miss_and_no_exception() -> None:
     assert rig.side.stats.counter("lookups", "error") == 1
 
 
-def test_an_adapter_that_cannot_be_read_is_not_cached(tmp_path: Any) -> None:
-    adapter = tmp_path / "adapter"
-    adapter.mkdir()
-    (adapter / "gone").symlink_to(tmp_path / "nothing")
+def test_an_adapter_that_cannot_be_read_is_not_cached(tmp_path: Any, caplog: Any) -> None:
+    adapter = tmp_path / "adapter"  # still to be downloaded
     rig = Rig()
-    request = rig.request(lora_request=fakes.LoraRequest("a", str(adapter)))
-    assert rig.ask(request) == (0, False)
+    for req_id in ("one", "two"):
+        lora = fakes.LoraRequest("a", str(adapter))
+        assert rig.ask(rig.request(req_id=req_id, lora_request=lora)) == (0, False)
+    assert rig.daemon.calls == []
+    assert caplog.text.count("is not cached") == 1
+    adapter.mkdir()
+    lora = fakes.LoraRequest("a", str(adapter))
+    rig.ask(rig.request(req_id="three", lora_request=lora))
+    assert rig.daemon.calls == ["lookup"]
 
 
 # ---- loads ---------------------------------------------------------------------------------------

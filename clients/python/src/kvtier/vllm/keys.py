@@ -59,8 +59,13 @@ class LoraNames:
 
 def _content_of(path: str) -> str:
     """What an adapter is: the content of its files, or its commit on a hub. OSError if its files
-    cannot be read."""
-    return identity.weights_digest(path) or identity.hub_commit(path) if path else ""
+    cannot be read, or are not on this machine: vLLM downloads them for the first request."""
+    if not path:
+        return ""
+    content = identity.weights_digest(path) or identity.hub_commit(path)
+    if not content:
+        raise FileNotFoundError(f"nothing of the adapter {path} is on this machine yet")
+    return content
 
 
 @dataclass

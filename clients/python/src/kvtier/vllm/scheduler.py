@@ -72,6 +72,7 @@ class SchedulerSide:
         self._stores = Stores(options, geometry, self._link, self._jobs, self.stats, clock)
         self._loads_breaker = Breaker()  # workers that cannot load: no use in promising
         self._loras = LoraNames()
+        self._told: set[str] = set()  # why requests are not cached
         self._tracked: dict[str, Tracked] = {}
         self._meta = KvtierMetadata()
         self._lookups_s = 0.0  # spent in this step
@@ -144,7 +145,9 @@ class SchedulerSide:
             try:
                 keys = request_keys(request, self._geometry.block_tokens, self._loras)
             except OSError as error:
-                logger.warning("kvtier: %s is not cached: %s", request.request_id, error)
+                if str(error) not in self._told:
+                    self._told.add(str(error))
+                    logger.warning("kvtier: %s is not cached: %s", request.request_id, error)
                 keys = None
             tracked = Tracked(request, keys)
             self._tracked[request.request_id] = tracked
