@@ -75,6 +75,8 @@ struct eng_ns {
     uint32_t idx;
     uint32_t generation; /* of its handle: another namespace may get the number */
     uint32_t groups_count;
+    bool is_making_way;    /* forgotten, because another namespace wants its number */
+    uint64_t last_used_ns; /* when its last engine went; 0: none since the start */
     struct kvt_radix_ns radix_ns;
     uint8_t fingerprint[KVT_FINGERPRINT_BYTES];
     uint64_t epoch;
@@ -415,6 +417,8 @@ struct eng_ns *eng_ns_by(struct kvt_engine *engine, struct kvt_op *op,
                          const struct kvt_handle *handle,
                          const uint8_t fingerprint[KVT_FINGERPRINT_BYTES]);
 void eng_ns_new_epoch(struct kvt_engine *engine, struct eng_ns *ns);
+/* A new epoch: everything that the namespace has is gone, and given back in slices. */
+void eng_ns_forget(struct kvt_engine *engine, struct eng_ns *ns);
 uint64_t eng_cell_bytes(const struct eng_ns *ns, uint32_t component); /* all shards */
 uint32_t eng_shards_mask(const struct eng_ns *ns, uint32_t component);
 /* A request's prefix for the tree; false after kvt_op_fail. Lives in the op's arena. */

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "daemon/base/alloc.h"
+#include "daemon/base/log.h"
 #include "daemon/engine/internal.h"
 
 uint64_t eng_cell_bytes(const struct eng_ns *ns, uint32_t component)
@@ -39,6 +40,13 @@ void eng_ns_new_epoch(struct kvt_engine *engine, struct eng_ns *ns)
 {
     ns->epoch++;
     ns->cursor_secret = eng_secret(engine, ENG_HANDLE_NS, ns->idx, ns->epoch);
+}
+
+void eng_ns_forget(struct kvt_engine *engine, struct eng_ns *ns)
+{
+    eng_ns_new_epoch(engine, ns);
+    kvt_radix_detach_ns(engine->radix, ns->radix_ns);
+    kvt_store_ns_set_epoch(engine->store, ns->radix_ns, ns->epoch);
 }
 
 /* ---- the spec ---------------------------------------------------------------------------------
@@ -214,6 +222,33 @@ static uint32_t number_for_new(struct kvt_engine *engine)
     return max;
 }
 
+/* All numbers are taken by namespaces that have something. The one that no engine has been in for
+ * longest forgets it, and its number is free when that is worked off: models come and go over the
+ * life of an L3, and a new one would never be cached. One at a time, however often it is asked.
+ * NULL: every namespace has engines. */
+static struct eng_ns *make_way(struct kvt_engine *engine)
+{
+    struct eng_ns *oldest = NULL;
+
+    if (kvt_store_is_loading(engine->store))
+        return NULL;
+    for (uint32_t i = 0; i < engine->config.namespaces_max; i++) {
+        struct eng_ns *ns = &engine->ns[i];
+
+        if (ns->is_making_way)
+            return ns;
+        if (ns->groups_count == 0 && (oldest == NULL || ns->last_used_ns < oldest->last_used_ns))
+            oldest = ns;
+    }
+    if (oldest != NULL) {
+        kvt_log_info("namespace of model %.*s, the longest without engines, makes way for another",
+                     (int)oldest->model.bytes, oldest->model.at);
+        eng_ns_forget(engine, oldest);
+        oldest->is_making_way = true;
+    }
+    return oldest;
+}
+
 static struct eng_ns *make(struct kvt_engine *engine, struct kvt_op *op,
                            const uint8_t fingerprint[KVT_FINGERPRINT_BYTES])
 {
@@ -221,8 +256,13 @@ static struct eng_ns *make(struct kvt_engine *engine, struct kvt_op *op,
     int r;
 
     if (idx == engine->config.namespaces_max) {
-        kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED,
-                    "%u namespaces are in use, the most there can be", idx);
+        if (make_way(engine) != NULL)
+            kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED,
+                        "all %u namespaces have blocks; one without engines makes way: try again",
+                        idx);
+        else
+            kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED,
+                        "%u namespaces are in use, the most there can be", idx);
         return NULL;
     }
     /* Above every epoch that it may have had under another number, or whose record is lost: what

@@ -73,9 +73,7 @@ void eng_op_reset(struct kvt_engine *engine, struct kvt_op *op)
     ns = eng_ns_by(engine, op, &req->ns, req->fingerprint);
     if (ns == NULL)
         return;
-    eng_ns_new_epoch(engine, ns);
-    kvt_radix_detach_ns(engine->radix, ns->radix_ns);
-    kvt_store_ns_set_epoch(engine->store, ns->radix_ns, ns->epoch);
+    eng_ns_forget(engine, ns);
     kvt_list_for_each (link, &engine->groups) {
         struct eng_group *group = KVT_CONTAINER_OF(link, struct eng_group, link);
 

@@ -269,6 +269,7 @@ static bool place(struct kvt_engine *engine, struct kvt_op *op, struct eng_sessi
         kvt_list_push_back(&engine->groups, &group->link);
         engine->groups_count++;
         group->ns->groups_count++;
+        group->ns->is_making_way = false;
     }
     group->refs++;
     group->sessions_count++;
@@ -338,6 +339,7 @@ void eng_session_end(struct kvt_engine *engine, struct eng_session *session)
     if (--group->sessions_count == 0) {
         kvt_list_remove(&group->link);
         engine->groups_count--;
+        group->ns->last_used_ns = engine->now_ns;
         eng_group_drop_all(engine, group);
     }
     eng_count(engine, KVT_COUNTER_DETACHES, 1);

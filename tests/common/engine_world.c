@@ -59,7 +59,7 @@ static void make_tiers(struct world *world, const struct world_config *config)
     }
 }
 
-static void open_namespace(struct world *world, const struct world_config *config)
+void world_open(struct world *world, const char *model)
 {
     struct call call;
     struct kvt_req_open_namespace *req;
@@ -68,14 +68,13 @@ static void open_namespace(struct world *world, const struct world_config *confi
     call_begin(&call, KVT_OP_OPEN_NAMESPACE);
     req = &call.op.req.open_namespace;
     req->block_tokens = WORLD_BLOCK_TOKENS;
-    req->ranks = config->ranks;
+    req->ranks = world->config.ranks;
     req->components_count = world->components_count;
     req->components[0] =
         (struct kvt_api_component){.kind = 1, .bytes_per_block = world->shard_bytes[0]};
     req->components[1] = (struct kvt_api_component){
         .kind = 2, .window_tokens = 40, .bytes_per_block = world->shard_bytes[1]};
-    req->model = (struct kvt_text){config->model != NULL ? config->model : "sim", 3};
-    req->model.bytes = (uint32_t)strlen(req->model.at);
+    req->model = (struct kvt_text){model, (uint32_t)strlen(model)};
     call_run(&call);
     CHECK_CODE(&call.op, KVT_CODE_OK);
     world->ns = call.op.ans.open_namespace.ns;
@@ -192,6 +191,7 @@ static void open_engine(struct world *world)
         .seed = config->seed,
         .boot_id = 77,
         .ops_max = config->ops_max,
+        .namespaces_max = config->namespaces_max,
         .leased_bytes_per_engine_max = config->leased_bytes_max,
         .reserved_bytes_per_engine_max = config->reserved_bytes_max,
         .notify = on_notice};
@@ -204,7 +204,7 @@ static void open_engine(struct world *world)
     engine.store.host_memory = world->host_memory;
     CHECK(kvt_engine_new(&world->engine, &engine) == 0);
     kvt_engine_service(world->engine, &world->service);
-    open_namespace(world, config);
+    world_open(world, config->model != NULL ? config->model : "sim");
     kvt_free(records);
 }
 

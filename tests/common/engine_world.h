@@ -32,10 +32,11 @@ struct world_config {
     bool is_index_lenient; /* see fake_index.h: rows may be left behind that were never loaded */
     enum kvt_write_policy write_policy;
     uint64_t lost_after_ns;
-    bool is_disk_volatile; /* see fake_tier.h */
-    uint64_t ring_bytes;   /* of each index; 0: as fake_index.h says */
-    const char *model;     /* of the namespace; NULL: a short one */
-    uint64_t stamps;       /* numbers that a start reserves; 0: many */
+    bool is_disk_volatile;   /* see fake_tier.h */
+    uint64_t ring_bytes;     /* of each index; 0: as fake_index.h says */
+    const char *model;       /* of the namespace; NULL: a short one */
+    uint64_t stamps;         /* numbers that a start reserves; 0: many */
+    uint32_t namespaces_max; /* 0: the engine's default */
 };
 
 #define WORLD_DEVICES_MAX 4u
@@ -67,6 +68,8 @@ struct world {
 };
 
 void world_init(struct world *world, const struct world_config *config);
+/* Opens the namespace of that model, with the world's components: clients attach to it now. */
+void world_open(struct world *world, const char *model);
 void world_deinit(struct world *world); /* everything must have ended */
 bool world_turn(struct world *world);   /* true: more to do at once */
 /* The engine ends and another one begins on what L3 has; L1 and L2 are empty then. Clean: it drains

@@ -409,6 +409,58 @@ static void test_numbers_of_idle_namespaces(void)
     persist_end(&f);
 }
 
+static void enter(struct persist *f, const char *model)
+{
+    world_open(&f->world, model);
+    client_attach(&f->client, &f->world, &f->call, 1, true, 0);
+}
+
+/* All numbers are taken by namespaces with blocks: the one without engines for longest makes way,
+ * one with an engine never. */
+static void test_a_namespace_makes_way(void)
+{
+    struct world_config config = persist_plain;
+    struct kvt_handle old;
+    struct persist f;
+
+    config.namespaces_max = 2;
+    persist_begin(&f, &config);
+    CHECK(persist_store(&f, 0x101, BLOCKS, true));
+    persist_leave(&f);
+    turn_for(&f, KVT_NS_PER_MS);
+    enter(&f, "second");
+    old = f.world.ns;
+    CHECK(persist_store(&f, 0x201, BLOCKS, true));
+    persist_leave(&f);
+    turn_for(&f, KVT_NS_PER_MS);
+    enter(&f, "sim"); /* used later than the second one now */
+    (void)open_other(&f, "other");
+    CHECK(f.call.op.code == KVT_CODE_RESOURCE_EXHAUSTED);
+    (void)open_other(&f, "other"); /* asked again at once: none but that one makes way */
+    turn_for(&f, KVT_NS_PER_S);
+    CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
+    persist_leave(&f);
+    enter(&f, "third");
+    persist_reset(&f);
+    f.call.op.req.reset.ns = old;
+    call_run(&f.call);
+    CHECK(f.call.op.code == KVT_CODE_NOT_FOUND);
+    CHECK(persist_fetch(&f, 0x201, BLOCKS) == 0);
+    CHECK(persist_store(&f, 0x201, BLOCKS, true));
+    persist_leave(&f);
+    enter(&f, "sim");
+    CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
+    (void)open_other(&f, "second"); /* "third" makes way: it has no engine */
+    CHECK(f.call.op.code == KVT_CODE_RESOURCE_EXHAUSTED);
+    turn_for(&f, KVT_NS_PER_S);
+    persist_restart(&f, false);
+    CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
+    persist_leave(&f);
+    enter(&f, "second"); /* what was forgotten does not come back with the name */
+    CHECK(persist_fetch(&f, 0x201, BLOCKS) == 0);
+    persist_end(&f);
+}
+
 /* A copy was put, went, and came back to L3: what is committed of the first says nothing about the
  * second. */
 static void test_commit_of_a_copy_before(void)
@@ -673,6 +725,7 @@ int main(void)
     test_spec_that_no_record_holds();
     test_reset_waits_for_every_device();
     test_numbers_of_idle_namespaces();
+    test_a_namespace_makes_way();
     test_not_durable_before_it_is_seen();
     test_slots_of_another_parent();
     test_rows_go_with_their_blocks();
