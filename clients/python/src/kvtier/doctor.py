@@ -407,8 +407,8 @@ def _clean_up(client: Client, admin_socket: str) -> Finding:
         return Finding(
             "ok",
             "clean-up",
-            f"{_BLOCKS} test blocks stay until they are evicted: {admin_socket} is not for this "
-            f"user ({error.code})",
+            f"{_BLOCKS} test blocks stay until they are evicted: no use of {admin_socket} "
+            f"({error.code}); --admin-socket names another",
         )
     return Finding("ok", "clean-up", f"{blocks} test blocks evicted")
 
