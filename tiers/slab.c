@@ -145,7 +145,8 @@ int kvt_slab_class(struct kvt_slab *slab, uint64_t slot_bytes, uint32_t *ret_cla
     KVT_ASSERT(slot_bytes > 0);
     for (uint32_t z = 0; z < slab->zones_count; z++)
         zone_units = KVT_MAX(zone_units, slab->zones[z].units_count);
-    if (slot_bytes > (uint64_t)zone_units * slab->config.unit_bytes)
+    /* One without any room is always full, whatever the size. */
+    if (zone_units > 0 && slot_bytes > (uint64_t)zone_units * slab->config.unit_bytes)
         return KVT_SLAB_E_TOO_BIG;
     slot_bytes = kvt_div_up(slot_bytes, slab->config.align_bytes) * slab->config.align_bytes;
     for (uint32_t c = 0; c < slab->classes_count; c++) {

@@ -221,8 +221,9 @@ static int component_classes(struct kvt_store *store, struct store_component *co
             return -ENOSPC;
         if (r < 0)
             return kvt_trace(r);
-        /* Every shard of a block at once must fit. */
-        if (bytes > at->capacity_bytes / component->shards)
+        /* Every shard of a block at once must fit. A tier whose devices are all out of service has
+         * no room at all: no model fits it, and that is no reason to refuse the others' help. */
+        if (at->capacity_bytes > 0 && bytes > at->capacity_bytes / component->shards)
             return KVT_STORE_E_TOO_BIG;
         at->classes = KVT_MAX(at->classes, component->class_idx[i] + 1);
         at->class_of[component->class_idx[i]].shards =

@@ -524,6 +524,14 @@ static void test_zones(void **state)
     wrong.zone_bytes[3] = UINT64_MAX - 4095;
     assert_int_equal(kvt_slab_new(&slab, &wrong), -EINVAL);
 
+    wrong = config; /* all devices are out of service: any size is known, none is ever taken */
+    memset(wrong.zone_bytes, 0, sizeof(wrong.zone_bytes));
+    assert_int_equal(kvt_slab_new(&slab, &wrong), 0);
+    assert_int_equal(kvt_slab_class(slab, 3 * 65536, &class_idx), 0);
+    assert_int_equal(kvt_slab_room_slots(slab, class_idx), 0);
+    assert_int_equal(kvt_slab_take(slab, class_idx, 7, &first), KVT_SLAB_E_FULL);
+    slab = kvt_slab_free(slab);
+
     assert_int_equal(kvt_slab_new(&slab, &config), 0);
     /* A slot is never larger than the largest zone. */
     assert_int_equal(kvt_slab_class(slab, 4 * 65536, &big), KVT_SLAB_E_TOO_BIG);
