@@ -8,8 +8,8 @@
  *   root key:  1 | length (u16 LE) | salt | 2 | length (u16 LE) | LoRA
  *
  * There are at most namespaces_max of them. They live until the daemon ends and, where L3 keeps
- * them, longer; one that has neither sessions nor blocks makes way when a new one finds no number.
- */
+ * them, longer. When a new one finds no number, one that has neither sessions nor blocks makes way
+ * at once; else the one without sessions for longest does, as soon as its blocks are forgotten. */
 #include <string.h>
 
 #include "daemon/base/alloc.h"

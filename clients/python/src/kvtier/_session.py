@@ -135,10 +135,6 @@ class RankSession(Session):
         """What the daemon calls the model spec; None before the first time."""
         return None if self._last is None else self._last.namespace
 
-    @property
-    def is_closing(self) -> bool:
-        return self._is_closing
-
     def wait_attached(self, timeout_s: float) -> bool:
         """Waits until attached, at most timeout_s and not if that is hopeless; whether it is."""
 
