@@ -188,6 +188,7 @@ static int start_l1(void *ctx)
         .inflight_max = DEVICE_INFLIGHT_MAX,
         .doorbell = &daemon->doorbell,
     };
+    struct kvt_device_report report;
     char size[KVT_SIZE_TEXT_BYTES];
     int r;
 
@@ -196,9 +197,13 @@ static int start_l1(void *ctx)
         return 0;
     }
     kvt_size_format_short(device.bytes, size);
-    r = kvt_device_open(&daemon->tiers[KVT_TIER_DEVICE], &device);
+    r = kvt_device_open(&daemon->tiers[KVT_TIER_DEVICE], &device, &report);
     if (r == 0) {
         kvt_log_info("L1: %s, %s", size, daemon->tiers[KVT_TIER_DEVICE]->detail);
+        return 0;
+    }
+    if (r == KVT_DEVICE_E_NONE) {
+        kvt_log_warn("L1: off: %s", report.why);
         return 0;
     }
     kvt_log_error("L1: %s from backend %s cannot be had: %s", size, device.backend, strerror(-r));

@@ -89,14 +89,23 @@ const char *kvt_layout_error_text(int result)
         return "the pieces do not add up to the namespace's bytes a block";
     case KVT_LAYOUT_E_STRIDE:
         return "the stride of a piece is smaller than its bytes";
+    case KVT_LAYOUT_E_MIXED:
+        return "the pieces of a component are not all in host memory or all on one GPU";
     }
     return "unknown result";
+}
+
+static bool is_same_place(const struct kvt_region *a, const struct kvt_region *b)
+{
+    return a->is_gpu == b->is_gpu &&
+           (!a->is_gpu || (a->gpu_zone == b->gpu_zone && a->incarnation == b->incarnation));
 }
 
 int kvt_layout_resolve(struct kvt_layout *layout, const struct kvt_region *regions,
                        uint32_t regions_count, uint64_t expected_payload_bytes)
 {
     uint64_t payload_bytes = 0, blocks_count = UINT64_MAX;
+    const struct kvt_region *first;
 
     if (layout->pieces_count == 0 || layout->engine_blocks_per_block == 0)
         return KVT_LAYOUT_E_EMPTY;
@@ -108,6 +117,8 @@ int kvt_layout_resolve(struct kvt_layout *layout, const struct kvt_region *regio
             return KVT_LAYOUT_E_EMPTY;
         if (piece->region_idx >= regions_count)
             return KVT_LAYOUT_E_REGION;
+        if (!is_same_place(&regions[piece->region_idx], &regions[layout->pieces[0].region_idx]))
+            return KVT_LAYOUT_E_MIXED;
         if (piece->stride_bytes < piece->bytes)
             return KVT_LAYOUT_E_STRIDE;
         if (__builtin_add_overflow(piece->offset_bytes, piece->bytes, &end_bytes) ||
@@ -127,7 +138,11 @@ int kvt_layout_resolve(struct kvt_layout *layout, const struct kvt_region *regio
 
         piece->base = regions[piece->region_idx].base + piece->offset_bytes;
     }
-    layout->payload_bytes = payload_bytes;
+    first = &regions[layout->pieces[0].region_idx];
+    layout->is_gpu = first->is_gpu;
+    layout->gpu_zone = first->is_gpu ? first->gpu_zone : KVT_GPU_NONE;
+    layout->incarnation = first->incarnation;
+    layout->payload_bytes = layout->stored_bytes = payload_bytes;
     layout->engine_blocks_count = blocks_count;
     KVT_ASSERT(blocks_count < KVT_ENGINE_BLOCK_NONE); /* of real memory: bytes are fewer */
     return 0;
@@ -212,6 +227,7 @@ static void view_assert(const struct kvt_client_view *view, bool is_gather)
 {
     const struct kvt_layout *layout = view->layout;
 
+    KVT_ASSERT(!layout->is_gpu); /* no address of this process */
     KVT_ASSERT(view->first_piece < view->end_piece);
     KVT_ASSERT(view->end_piece <= layout->pieces_count);
     for (uint32_t b = 0; b < layout->engine_blocks_per_block; b++) {

@@ -17,6 +17,7 @@
 
 #include "daemon/base/def.h"
 #include "daemon/base/limits.h"
+#include "kernels/kvt_kernels.h"
 
 enum {
     KVT_REGION_E_NOT_SEALED = 1, /* F_SEAL_SHRINK and F_SEAL_GROW are required */
@@ -27,11 +28,18 @@ enum {
 };
 const char *kvt_region_error_text(int result);
 
+#define KVT_GPU_NONE UINT32_MAX
+
 struct kvt_region {
-    uint8_t *base;
+    uint8_t *base; /* on a GPU: a device address, which this process cannot read */
     uint64_t bytes;
-    bool is_mapped;        /* false: memory that somebody else owns (inline) */
+    bool is_mapped;        /* false: memory that somebody else owns (inline, a GPU's) */
     uint64_t mapped_bytes; /* what close unmaps: whole huge pages of a hugetlb memfd */
+    /* Memory of a GPU (tiers/device/device.h opens and closes it): the zone of L1 that it belongs
+     * to, and that zone's incarnation when it was opened; in one of another it is gone. */
+    bool is_gpu;
+    uint32_t gpu_zone, incarnation;
+    uint64_t allocation; /* device address that the handle opened */
 };
 
 /* Checks seals and size, maps @bytes of @memfd shared, does not keep the descriptor. -errno, or one
@@ -51,8 +59,14 @@ struct kvt_layout {
     uint32_t pieces_count;
     uint32_t engine_blocks_per_block;
     uint64_t payload_bytes;          /* of one block of the daemon: set by kvt_layout_resolve */
+    uint64_t stored_bytes;           /* what a slot holds of it: fewer, if it is quantised: set */
+    struct kvt_quant_spec quant;     /* of the component; kind NONE: stored as it is */
     uint64_t engine_blocks_count;    /* block ids below this are inside every region: set too */
     struct kvt_layout_piece *pieces; /* the owner's memory */
+    /* Set by kvt_layout_resolve: whether the pieces are a GPU's memory (all of one GPU), which only
+     * the device tier copies. */
+    bool is_gpu;
+    uint32_t gpu_zone, incarnation;
 };
 
 enum {
@@ -61,6 +75,7 @@ enum {
     KVT_LAYOUT_E_BOUNDS = 3, /* not even engine block 0 lies inside, or arithmetic overflows */
     KVT_LAYOUT_E_PAYLOAD_BYTES = 4, /* the pieces do not add up to the namespace's bytes a block */
     KVT_LAYOUT_E_STRIDE = 5,        /* stride smaller than bytes: blocks would overlap */
+    KVT_LAYOUT_E_MIXED = 6,         /* pieces on several GPUs, or on a GPU and in host memory */
 };
 const char *kvt_layout_error_text(int result);
 

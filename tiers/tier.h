@@ -8,7 +8,8 @@
  *
  *   tier     does
  *   host     CLIENT -> HOST (gathers, hashes, seals the header), HOST -> CLIENT (verifies if asked)
- *   device   CLIENT -> DEVICE, DEVICE -> CLIENT, DEVICE -> HOST (hashes, seals), HOST -> DEVICE
+ *   device   CLIENT -> DEVICE, DEVICE -> CLIENT, DEVICE -> HOST (hashes, seals), HOST -> DEVICE;
+ *            with a client whose memory is a GPU's, what the host does with others, too
  *   disk     HOST -> DISK, DISK -> HOST (always verifies), FLUSH
  *
  * submit and reap: engine thread only, never block, never allocate. Each tier rings the engine's
@@ -39,6 +40,9 @@ enum kvt_place_kind {
 
 struct kvt_place {
     enum kvt_place_kind kind;
+    /* DEVICE: the incarnation of its zone for which the place was made. A zone of another one has
+     * lost what was there: the transfer comes back OUT_OF_SERVICE. */
+    uint32_t incarnation;
     uint64_t offset_bytes;       /* DEVICE, HOST, DISK */
     struct kvt_client_view view; /* CLIENT */
 };
@@ -94,6 +98,8 @@ struct kvt_tier_counters {
     _Atomic uint64_t outages; /* times it went out of service */
     _Atomic uint64_t busy_ns;
     _Atomic uint32_t health; /* kvt_tier_health */
+    /* Raised, before the health says OUT, when everything that was in the zone is lost. */
+    _Atomic uint32_t incarnation;
 };
 
 struct kvt_tier;
@@ -118,9 +124,11 @@ struct kvt_tier_zone {
 
 struct kvt_tier { /* first member of each tier's own struct */
     const struct kvt_tier_ops *ops;
-    uint64_t capacity_bytes; /* what the slab allocator may hand out */
-    uint32_t inflight_max;   /* transfers that it takes before E_FULL */
-    uint32_t zones_count;    /* 0: one zone, all of it, with the tier's counters */
+    uint64_t capacity_bytes;    /* what the slab allocator may hand out */
+    uint32_t inflight_max;      /* transfers that it takes before E_FULL */
+    uint32_t slot_align_bytes;  /* of its slots; 0: what the engine likes */
+    uint64_t payload_bytes_max; /* a larger payload cannot be moved by it; 0: no bound */
+    uint32_t zones_count;       /* 0: one zone, all of it, with the tier's counters */
     struct kvt_tier_zone zones[KVT_ZONES_MAX]; /* fixed after open */
     struct kvt_tier_counters counters;
     char detail[192]; /* for people: "memfd, 2 MiB hugetlb pages, locked"; fixed after open */

@@ -251,6 +251,8 @@ bool eng_moves_inline(struct kvt_op *op, struct eng_run *run, uint8_t *data)
         layouts[i] = (struct kvt_layout){.pieces_count = 1,
                                          .engine_blocks_per_block = 1,
                                          .payload_bytes = moves->shard_bytes,
+                                         .stored_bytes = moves->shard_bytes,
+                                         .gpu_zone = KVT_GPU_NONE,
                                          .engine_blocks_count = moves->count,
                                          .pieces = &pieces[i]};
         moves->layout = &layouts[i];

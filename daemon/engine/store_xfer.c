@@ -389,7 +389,8 @@ enum start kvt_store_start_bounce(struct kvt_store *store, struct cell *cell, ui
     describe(store, xfer, cell, shard);
     identify(store, xfer, cell, shard);
     xfer->base.src = place_in(store, cell, KVT_TIER_DISK, shard);
-    xfer->base.dst = (struct kvt_place){KVT_PLACE_HOST, move->bounce_offset_bytes, {0}};
+    xfer->base.dst =
+        (struct kvt_place){.kind = KVT_PLACE_HOST, .offset_bytes = move->bounce_offset_bytes};
     xfer->base.deadline_ns = job != NULL
                                  ? job->deadline_ns
                                  : kvt_time_add(store->now_ns, store->config.transfer_deadline_ns);

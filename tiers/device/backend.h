@@ -1,10 +1,11 @@
-/* The backends of L1. Each is one file with one function; a backend that is not in this build is
- * another file (cuda_none.c) that answers -ENOTSUP. init-only. */
+/* The backends of L1 behind kvt_device_open. init-only. */
 #pragma once
 
 #include "tiers/device/device.h"
 
 KVT_MUST_USE int kvt_device_host_open(struct kvt_tier **ret_tier,
                                       const struct kvt_device_config *config);
+/* Results as kvt_device_open's. */
 KVT_MUST_USE int kvt_device_cuda_open(struct kvt_tier **ret_tier,
-                                      const struct kvt_device_config *config);
+                                      const struct kvt_device_config *config,
+                                      struct kvt_device_report *ret_report);

@@ -1,9 +1,7 @@
 /* The CUDA backend in a build without CUDA. */
-#include "tiers/device/backend.h"
+#include "tiers/device/cuda_calls.h"
 
-int kvt_device_cuda_open(struct kvt_tier **ret_tier, const struct kvt_device_config *config)
+const struct kvt_cuda_calls *kvt_cuda_calls(void)
 {
-    (void)ret_tier;
-    (void)config;
-    return kvt_trace(-ENOTSUP);
+    return NULL;
 }

@@ -1,16 +1,21 @@
 #include "tiers/device/device.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "tiers/device/backend.h"
 
-int kvt_device_open(struct kvt_tier **ret_tier, const struct kvt_device_config *config)
+int kvt_device_open(struct kvt_tier **ret_tier, const struct kvt_device_config *config,
+                    struct kvt_device_report *ret_report)
 {
-    if (config->bytes < KVT_DIO_ALIGN_BYTES || config->inflight_max == 0)
+    *ret_report = (struct kvt_device_report){.has_cuda = kvt_cuda_calls() != NULL};
+    if (config->inflight_max == 0)
         return kvt_trace(-EINVAL);
     if (strcmp(config->backend, "host") == 0)
-        return kvt_device_host_open(ret_tier, config);
-    if (strcmp(config->backend, "cuda") == 0)
-        return kvt_device_cuda_open(ret_tier, config);
-    return kvt_trace(-EINVAL);
+        return config->bytes < KVT_DIO_ALIGN_BYTES ? kvt_trace(-EINVAL)
+                                                   : kvt_device_host_open(ret_tier, config);
+    if (strcmp(config->backend, "cuda") != 0)
+        return kvt_trace(-EINVAL);
+    (void)snprintf(ret_report->why, sizeof(ret_report->why), "this build has no CUDA");
+    return KVT_DEVICE_E_NONE;
 }

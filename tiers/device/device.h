@@ -1,21 +1,117 @@
-/* L1: an arena in device memory, payload alone. The backend is chosen at start by name; "host"
- * keeps the arena in ordinary memory, for nodes without a GPU and for tests; its interface is the
- * one that a GPU backend has. One thread a device does its copies.
+/* L1: arenas in device memory, payload alone. The backend is chosen at start:
  *
- * open/close: init-only (main thread). */
+ *   host   ordinary memory, one thread: for nodes without a GPU and for tests
+ *   cuda   each configured GPU is a zone with a thread of its own (gpu.h); offsets run through all
+ *
+ * A GPU that is not there, or that cannot be used, is no error of cuda: the report says why, and
+ * the daemon goes on without it. A GPU whose context is lost goes out of service; the control
+ * thread of the set resets it and takes it back.
+ *
+ * open, close: init-only (main thread). region and export functions: any thread but the engine's
+ * and the tiers' (they block in the driver). info, counters: any thread. */
 #pragma once
 
+#include "tiers/device/cuda_calls.h"
 #include "tiers/tier.h"
 
 struct kvt_device_config {
-    const char *backend; /* "host"; "cuda" answers -ENOTSUP where it is not built */
-    uint64_t bytes;
+    const char *backend;  /* "host" or "cuda" */
+    uint64_t bytes;       /* host: of the arena. cuda: of each GPU; 0 with `pct` */
+    uint32_t pct;         /* cuda: instead of bytes, of each GPU's memory: 1 .. 95 */
     uint8_t *host_memory; /* L2, for copies to and from it */
     uint64_t host_memory_bytes;
     uint32_t inflight_max;
     struct kvt_doorbell *doorbell;
+    /* cuda only. */
+    const char *gpus; /* "all", or "0, 2", or "GPU-1b2c..., 3": indices and UUIDs (a prefix of at
+                         least 8 digits will do), in the order of the zones */
+    uint64_t headroom_bytes; /* stay free on each GPU beside the arena */
+    uint64_t staging_bytes;
+    uint64_t inflight_bytes_max;
+    uint32_t streams;
+    uint32_t crossover_bytes;
+    uint64_t retry_min_ns, retry_max_ns; /* between attempts to take a lost GPU back */
+    bool is_export_allowed;              /* kvt_device_export */
+    const char *sysfs;                   /* "/sys"; tests have another */
 };
 
-/* -EINVAL: no such backend. -ENOTSUP: known, but not in this build. */
-KVT_MUST_USE int kvt_device_open(struct kvt_tier **ret_tier,
-                                 const struct kvt_device_config *config);
+enum kvt_gpu_state {
+    KVT_GPU_OK = 0,
+    KVT_GPU_LOST = 1,    /* out of service: its context was lost; it is tried again */
+    KVT_GPU_REFUSED = 2, /* not used since the start: `why` says why */
+};
+
+struct kvt_device_gpu { /* for people, statistics and kvtier-ctl devices; fixed but for state, why
+                         */
+    struct kvt_cuda_info info;
+    int index;     /* CUDA's */
+    int numa_node; /* -1: not known */
+    enum kvt_gpu_state state;
+    char why[160]; /* "" when it is in service */
+    uint64_t arena_bytes, staging_bytes;
+    uint64_t lost_ns;                              /* CLOCK_MONOTONIC when it was lost; 0 */
+    const struct kvt_gpu_counters *counters;       /* NULL: refused */
+    const struct kvt_tier_counters *tier_counters; /* NULL: refused */
+};
+
+struct kvt_device_report {               /* what open found */
+    bool has_cuda;                       /* of this build */
+    int driver_version, runtime_version; /* 13000 is 13.0; 0: none */
+    uint32_t gpus_count;                 /* found and configured, used or refused */
+    bool is_host_pinned;
+    char pin_why[160]; /* why L2 is not pinned */
+    char why[256]; /* no GPU is used at all: the one line that says why and what to do; else "" */
+};
+
+#define KVT_DEVICE_E_NONE 1 /* cuda: no GPU can be used: report->why. Nothing was opened */
+/* 0; KVT_DEVICE_E_NONE; -EINVAL: the configuration makes no sense (report->why), -ENOMEM.
+ * *ret_report is set in every case. */
+KVT_MUST_USE int kvt_device_open(struct kvt_tier **ret_tier, const struct kvt_device_config *config,
+                                 struct kvt_device_report *ret_report);
+
+/* Nodes of host memory that GPUs of @config are near to, each once, in the order of its GPUs, for
+ * the placing of L2 before it is made; 0: not known, or one node only. Makes no context on a GPU.
+ */
+uint32_t kvt_device_numa_nodes(const struct kvt_device_config *config,
+                               int ret_nodes[KVT_ZONES_MAX]);
+
+/* The GPU of zone @idx (0 .. zones - 1), then those that were refused. False: no more. Of a tier of
+ * another backend, or NULL: false. */
+bool kvt_device_gpu(const struct kvt_tier *tier, uint32_t idx, struct kvt_device_gpu *ret_gpu);
+
+/* ---- memory of engines ------------------------------------------------------------------------
+ */
+
+struct kvt_device_memory { /* what a client says of it */
+    uint8_t handle[KVT_CUDA_IPC_HANDLE_BYTES];
+    uint8_t uuid[KVT_CUDA_UUID_BYTES];
+    uint64_t offset_bytes, bytes;
+};
+enum {                            /* of kvt_device_region_open; text for the client in ret_why */
+       KVT_REGION_E_NO_GPU = 16,  /* no such GPU here, or not configured, or no cuda backend */
+       KVT_REGION_E_LOST = 17,    /* the GPU is out of service: try again later */
+       KVT_REGION_E_HANDLE = 18,  /* CUDA does not open that handle */
+       KVT_REGION_E_OUTSIDE = 19, /* offset + bytes is not inside the allocation */
+};
+#define KVT_DEVICE_WHY_BYTES 200u
+/* Opens the memory on its GPU and fills a region of it. @tier: NULL is a daemon without L1. */
+KVT_MUST_USE int kvt_device_region_open(struct kvt_tier *tier,
+                                        const struct kvt_device_memory *memory,
+                                        struct kvt_region *ret_region,
+                                        char ret_why[KVT_DEVICE_WHY_BYTES]);
+/* No transfer uses it any more. Of an incarnation that is gone: nothing. */
+void kvt_device_region_close(struct kvt_tier *tier, struct kvt_region *region);
+
+/* ---- reading L1 in place ----------------------------------------------------------------------
+ */
+
+struct kvt_device_export { /* one arena */
+    uint8_t handle[KVT_CUDA_IPC_HANDLE_BYTES];
+    uint8_t uuid[KVT_CUDA_UUID_BYTES];
+    uint64_t bytes;
+    uint32_t incarnation;
+};
+/* The arena of zone @zone. False: exports are not allowed, the zone is out of service, or the
+ * backend has none. Does not block: the handle is made when the arena is. Any thread. */
+bool kvt_device_export(const struct kvt_tier *tier, uint32_t zone,
+                       struct kvt_device_export *ret_export);

@@ -46,7 +46,7 @@ static int copy_client_to_device(struct device *device, struct kvt_xfer *xfer)
 {
     uint8_t *payload = device_payload(device, xfer, &xfer->dst);
 
-    KVT_ASSERT(xfer->src.view.layout->payload_bytes == xfer->key.payload_bytes);
+    KVT_ASSERT(xfer->src.view.layout->stored_bytes == xfer->key.payload_bytes);
     return kvt_client_gather(&xfer->src.view, payload, NULL) < 0 ? KVT_XFER_CLIENT_GONE
                                                                  : KVT_XFER_DONE;
 }
@@ -55,7 +55,7 @@ static int copy_device_to_client(struct device *device, struct kvt_xfer *xfer)
 {
     const uint8_t *payload = device_payload(device, xfer, &xfer->src);
 
-    KVT_ASSERT(xfer->dst.view.layout->payload_bytes == xfer->key.payload_bytes);
+    KVT_ASSERT(xfer->dst.view.layout->stored_bytes == xfer->key.payload_bytes);
     return kvt_client_scatter(&xfer->dst.view, payload) < 0 ? KVT_XFER_CLIENT_GONE : KVT_XFER_DONE;
 }
 

@@ -152,7 +152,7 @@ static void host_store(struct host *host, struct kvt_xfer *xfer)
     uint8_t *slot = host_slot(host, xfer, &xfer->dst);
     uint64_t hash;
 
-    KVT_ASSERT(xfer->src.view.layout->payload_bytes == xfer->key.payload_bytes);
+    KVT_ASSERT(xfer->src.view.layout->stored_bytes == xfer->key.payload_bytes);
     if (kvt_client_gather(&xfer->src.view, slot + xfer->header_bytes, &hash) < 0) {
         xfer->status = KVT_XFER_CLIENT_GONE;
         return;
@@ -169,7 +169,7 @@ static void host_load(struct host *host, struct kvt_xfer *xfer)
     struct kvt_tier_counters *counters = &host->worker.tier.counters;
     const uint8_t *slot = host_slot(host, xfer, &xfer->src);
 
-    KVT_ASSERT(xfer->dst.view.layout->payload_bytes == xfer->key.payload_bytes);
+    KVT_ASSERT(xfer->dst.view.layout->stored_bytes == xfer->key.payload_bytes);
     if (xfer->flags & KVT_XFER_VERIFY) {
         xfer->verdict = kvt_slot_check(slot, &xfer->key);
         if (xfer->verdict != KVT_SLOT_OK) {
