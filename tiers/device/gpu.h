@@ -29,6 +29,8 @@ struct kvt_gpu_config {
     const struct kvt_cuda_calls *calls;
     int device;                  /* CUDA's index */
     struct kvt_cuda_info info;   /* of it */
+    uint32_t zone;               /* of the tier that the set makes of all GPUs */
+    uint64_t base_bytes;         /* the tier's offset of the first byte of this arena */
     uint64_t arena_bytes;        /* slots; multiple of KVT_HUGE_PAGE_BYTES */
     uint64_t staging_bytes;      /* of device staging, and again of pinned host staging */
     uint32_t streams;            /* of each direction: 1 .. KVT_GPU_STREAMS_MAX */
@@ -42,6 +44,7 @@ struct kvt_gpu_config {
     uint64_t host_memory_bytes;
     bool is_host_pinned; /* false: copies to and from L2 go through pinned staging */
     struct kvt_doorbell *doorbell;
+    bool is_by_hand; /* no thread: the test calls kvt_gpu_turn */
 };
 #define KVT_GPU_STREAMS_MAX 4u
 #define KVT_GPU_SLOT_ALIGN_BYTES 4096u /* of the arena's slots */
@@ -77,8 +80,12 @@ KVT_MUST_USE int kvt_gpu_open(struct kvt_gpu **ret_gpu, const struct kvt_gpu_con
                               int *ret_error);
 /* Everything taken was reaped. NULL-proof; returns NULL. */
 struct kvt_gpu *kvt_gpu_close(struct kvt_gpu *gpu);
-/* For submit and reap: a kvt_tier of its own, offsets from 0. capacity_bytes: arena_bytes. */
+/* For submit and reap: a kvt_tier of its own, whose offsets begin at base_bytes. capacity_bytes:
+ * arena_bytes. */
 struct kvt_tier *kvt_gpu_tier(struct kvt_gpu *gpu);
+/* One round of the thread: takes what was submitted, polls events, moves stages on. True when
+ * something moved. The thread, or with is_by_hand the test. */
+bool kvt_gpu_turn(struct kvt_gpu *gpu);
 const struct kvt_gpu_counters *kvt_gpu_counters(const struct kvt_gpu *gpu);
 /* The arena, for exports: 0 while it is lost. */
 uint64_t kvt_gpu_arena(const struct kvt_gpu *gpu);
