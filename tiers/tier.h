@@ -120,6 +120,7 @@ struct kvt_tier_zone {
     uint64_t base_bytes, bytes;
     struct kvt_tier_counters *counters; /* of the device: health and all */
     char name[64];                      /* path, its end if it is longer */
+    int numa_node; /* HOST, DEVICE: of its memory, or that its GPU is near to; -1: not known */
 };
 
 struct kvt_tier { /* first member of each tier's own struct */
