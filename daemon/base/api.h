@@ -77,12 +77,22 @@ enum kvt_tier_bits { KVT_TIER_BIT_L1 = 1, KVT_TIER_BIT_L2 = 2, KVT_TIER_BIT_L3 =
 /* ---- namespaces and sessions ------------------------------------------------------------------
  */
 
+/* How the daemon stores a component's payload: the values of struct kvt_quant_spec
+ * (kernels/kvt_kernels.h). kind 0: as it is, and the other fields are 0. */
+struct kvt_api_quant {
+    uint32_t kind;  /* 1 FP8 E4M3, 2 INT8 */
+    uint32_t elem;  /* 1 FP16, 2 BF16 */
+    uint32_t order; /* of a plane: 1 [token][head][dim], 2 [head][token][dim] */
+    uint32_t plane_tokens, heads, head_dim;
+};
+
 struct kvt_api_component {
     uint32_t kind;            /* enum kvt_component_kind: 1 full, 2 sliding window, 3 state */
     uint32_t window_tokens;   /* sliding window: previous tokens that the next one attends to */
-    uint64_t bytes_per_block; /* of one rank's shard of one block */
-    bool is_replicated;       /* every rank holds the same bytes (MLA): one shard for all */
-    struct kvt_text name;     /* for people */
+    uint64_t bytes_per_block; /* of one rank's shard of one block, as the engine has it */
+    struct kvt_api_quant quant;
+    bool is_replicated;   /* every rank holds the same bytes (MLA): one shard for all */
+    struct kvt_text name; /* for people */
 };
 
 /* Two forms. By spec: makes the namespace or finds the one of the same spec. By fingerprint (for
@@ -517,6 +527,7 @@ struct kvt_api_ns_stats {
     struct kvt_api_component components[KVT_COMPONENTS_MAX];
     uint64_t roots, nodes, blocks;
     uint64_t copies_at[KVT_COMPONENTS_MAX][KVT_API_TIERS];
+    uint64_t stored_bytes[KVT_COMPONENTS_MAX]; /* of what bytes_per_block is of: in a tier */
     uint64_t lookup_tokens, hit_tokens;
 };
 

@@ -12,6 +12,8 @@
 #define KVT_BLOCK_TOKENS_MAX 8192u
 #define KVT_SHARD_BYTES_MAX (1u << 30) /* one shard of one block of one component */
 
+#define KVT_QUANT_SIZE_MAX 65536u /* tokens, heads and dimension of a plane: each */
+
 #define KVT_REQUEST_TOKENS_MAX (1u << 20)  /* in one message; 4 MiB */
 #define KVT_PREFIX_TOKENS_MAX (1u << 24)   /* of one path in the tree: cursors go past a message */
 #define KVT_MESSAGE_BYTES_MAX (8u << 20)   /* tokens, extra keys, block lists and slack */

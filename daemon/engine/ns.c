@@ -73,6 +73,11 @@ static bool component_is_valid(struct kvt_op *op, const struct kvt_api_component
                     (unsigned long long)c->bytes_per_block, KVT_SHARD_BYTES_MAX);
         return false;
     }
+    if (c->quant.kind != 0) {
+        kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT,
+                    "component %u: this daemon does not quantise: declare it without", i);
+        return false;
+    }
     return true;
 }
 

@@ -1,12 +1,16 @@
 /* A namespace's spec as bytes: what its fingerprint is the SHA-256 of, and what L3's catalog keeps
  * so that the namespace comes back with its blocks. Every text carries its length, so that two
- * different specs never encode to the same bytes. */
+ * different specs never encode to the same bytes.
+ *
+ * There are two formats. A spec that quantises nothing is written as it was before there was
+ * quantisation, so that the namespaces of then keep their fingerprints and their blocks. Any other
+ * is written as format 2, which adds the six numbers of struct kvt_api_quant to each component. */
 #include <string.h>
 
 #include "daemon/base/bytes.h"
 #include "daemon/engine/internal.h"
 
-static const struct kvt_text format = {"kvtier namespace 1", 18};
+static const struct kvt_text formats[] = {{"kvtier namespace 1", 18}, {"kvtier namespace 2", 18}};
 
 /* ---- encoding ---------------------------------------------------------------------------------
  */
@@ -37,11 +41,30 @@ static void put_text(struct encoder *encoder, const struct kvt_text *text)
     put_bytes(encoder, text->at, text->bytes);
 }
 
+static void put_quant(struct encoder *encoder, const struct kvt_api_quant *quant)
+{
+    put_u64(encoder, quant->kind);
+    put_u64(encoder, quant->elem);
+    put_u64(encoder, quant->order);
+    put_u64(encoder, quant->plane_tokens);
+    put_u64(encoder, quant->heads);
+    put_u64(encoder, quant->head_dim);
+}
+
+static bool is_quantised(const struct kvt_req_open_namespace *req)
+{
+    for (uint32_t i = 0; i < req->components_count; i++)
+        if (req->components[i].quant.kind != 0)
+            return true;
+    return false;
+}
+
 size_t eng_spec_encode(const struct kvt_req_open_namespace *req, uint8_t *ret_bytes)
 {
     struct encoder encoder = {.at = ret_bytes};
+    bool has_quant = is_quantised(req);
 
-    put_text(&encoder, &format);
+    put_text(&encoder, &formats[has_quant]);
     put_u64(&encoder, req->block_tokens);
     put_u64(&encoder, req->ranks);
     put_u64(&encoder, req->components_count);
@@ -53,6 +76,8 @@ size_t eng_spec_encode(const struct kvt_req_open_namespace *req, uint8_t *ret_by
         put_u64(&encoder, c->bytes_per_block);
         put_u64(&encoder, c->is_replicated);
         put_text(&encoder, &c->name);
+        if (has_quant)
+            put_quant(&encoder, &c->quant);
     }
     put_text(&encoder, &req->model);
     put_text(&encoder, &req->revision);
@@ -104,16 +129,37 @@ static struct kvt_text get_text(struct decoder *decoder)
     return text;
 }
 
+static void get_quant(struct decoder *decoder, struct kvt_api_quant *ret_quant)
+{
+    ret_quant->kind = (uint32_t)get_u64(decoder, UINT32_MAX);
+    ret_quant->elem = (uint32_t)get_u64(decoder, UINT32_MAX);
+    ret_quant->order = (uint32_t)get_u64(decoder, UINT32_MAX);
+    ret_quant->plane_tokens = (uint32_t)get_u64(decoder, UINT32_MAX);
+    ret_quant->heads = (uint32_t)get_u64(decoder, UINT32_MAX);
+    ret_quant->head_dim = (uint32_t)get_u64(decoder, UINT32_MAX);
+}
+
+/* Which of the formats it is; their number if it is none of them. */
+static uint32_t get_format(struct decoder *decoder)
+{
+    struct kvt_text magic = get_text(decoder);
+    uint32_t i = 0;
+
+    while (i < KVT_COUNT_OF(formats) &&
+           (magic.bytes != formats[i].bytes || memcmp(magic.at, formats[i].at, magic.bytes) != 0))
+        i++;
+    return i;
+}
+
 bool eng_spec_decode(const uint8_t *bytes, size_t bytes_count,
                      struct kvt_req_open_namespace *ret_req, struct kvt_text *ret_tags,
                      uint32_t tags_max)
 {
     struct decoder decoder = {bytes, bytes_count, bytes_count > UINT32_MAX};
-    struct kvt_text magic = get_text(&decoder);
+    uint32_t format = get_format(&decoder);
     struct kvt_req_open_namespace req = {0};
 
-    if (decoder.is_bad || magic.bytes != format.bytes ||
-        memcmp(magic.at, format.at, format.bytes) != 0)
+    if (decoder.is_bad || format == KVT_COUNT_OF(formats))
         return false;
     req.block_tokens = (uint32_t)get_u64(&decoder, KVT_BLOCK_TOKENS_MAX);
     req.ranks = (uint32_t)get_u64(&decoder, KVT_RANKS_MAX);
@@ -126,6 +172,8 @@ bool eng_spec_decode(const uint8_t *bytes, size_t bytes_count,
         c->bytes_per_block = get_u64(&decoder, UINT64_MAX);
         c->is_replicated = get_u64(&decoder, 1) == 1;
         c->name = get_text(&decoder);
+        if (format == 1)
+            get_quant(&decoder, &c->quant);
     }
     req.model = get_text(&decoder);
     req.revision = get_text(&decoder);
@@ -135,7 +183,8 @@ bool eng_spec_decode(const uint8_t *bytes, size_t bytes_count,
     for (uint32_t i = 0; i < req.tags_count && !decoder.is_bad; i++)
         ret_tags[i] = get_text(&decoder);
     req.tags = ret_tags;
-    if (decoder.is_bad || decoder.left != 0)
+    /* One spec has one encoding. */
+    if (decoder.is_bad || decoder.left != 0 || is_quantised(&req) != (format == 1))
         return false;
     *ret_req = req;
     return true;

@@ -72,6 +72,8 @@ static bool put_namespace(struct kvt_op *op, struct kvt_api_ns_stats *ns,
     view->copies_at = &ns->copies_at[0][0];
     view->lookup_tokens = ns->lookup_tokens;
     view->hit_tokens = ns->hit_tokens;
+    view->n_stored_bytes_per_block = ns->components_count;
+    view->stored_bytes_per_block = ns->stored_bytes;
     return true;
 }
 
@@ -269,6 +271,21 @@ static int take_tier(struct kvt_op *op, const Kvtier__V1__TierStats *in,
                                &ret_tier->detail);
 }
 
+/* A daemon that quantises nothing does not say how many bytes it stores: as many as there are. */
+static int take_stored_bytes(struct kvt_op *op, const Kvtier__V1__NamespaceStats *in,
+                             struct kvt_api_ns_stats *ret_ns)
+{
+    if (in->n_stored_bytes_per_block > 0)
+        KVT_CODEC_TRY(kvt_codec_take_count(op, in->n_stored_bytes_per_block,
+                                           "namespaces.stored_bytes_per_block", in->n_components,
+                                           in->n_components));
+    for (size_t i = 0; i < in->n_components; i++)
+        ret_ns->stored_bytes[i] = in->n_stored_bytes_per_block > 0
+                                      ? in->stored_bytes_per_block[i]
+                                      : ret_ns->components[i].bytes_per_block;
+    return 0;
+}
+
 static int take_namespace(struct kvt_op *op, const Kvtier__V1__NamespaceStats *in,
                           struct kvt_api_ns_stats *ret_ns)
 {
@@ -289,6 +306,7 @@ static int take_namespace(struct kvt_op *op, const Kvtier__V1__NamespaceStats *i
                                        in->n_components * KVT_API_TIERS));
     for (size_t i = 0; i < in->n_copies_at; i++)
         ret_ns->copies_at[i / KVT_API_TIERS][i % KVT_API_TIERS] = in->copies_at[i];
+    KVT_CODEC_TRY(take_stored_bytes(op, in, ret_ns));
     ret_ns->components_count = (uint32_t)in->n_components;
     ret_ns->epoch = in->epoch;
     ret_ns->block_tokens = in->block_tokens;

@@ -252,6 +252,35 @@ int kvt_codec_take_prefix(struct kvt_op *op, const Kvtier__V1__Prefix *in,
     return take_extra_keys(op, in, ret_prefix);
 }
 
+/* What a plane of these sizes means for the component's bytes is the daemon's to judge. */
+static int take_quant(struct kvt_op *op, const Kvtier__V1__Component *component,
+                      struct kvt_api_quant *ret_quant)
+{
+    const Kvtier__V1__Quantisation *in = component->quantisation;
+
+    *ret_quant = (struct kvt_api_quant){0};
+    if (in == NULL)
+        return 0;
+    if (component->kind == 3)
+        return kvt_codec_bad(op, "components.quantisation: recurrent states are not quantised");
+    KVT_CODEC_TRY(kvt_codec_take_count(op, in->kind, "components.quantisation.kind", 1, 2));
+    KVT_CODEC_TRY(kvt_codec_take_count(op, in->elem, "components.quantisation.elem", 1, 2));
+    KVT_CODEC_TRY(kvt_codec_take_count(op, in->order, "components.quantisation.order", 1, 2));
+    KVT_CODEC_TRY(kvt_codec_take_count(op, in->plane_tokens, "components.quantisation.plane_tokens",
+                                       1, KVT_QUANT_SIZE_MAX));
+    KVT_CODEC_TRY(kvt_codec_take_count(op, in->heads, "components.quantisation.heads", 1,
+                                       KVT_QUANT_SIZE_MAX));
+    KVT_CODEC_TRY(kvt_codec_take_count(op, in->head_dim, "components.quantisation.head_dim", 1,
+                                       KVT_QUANT_SIZE_MAX));
+    *ret_quant = (struct kvt_api_quant){.kind = in->kind,
+                                        .elem = in->elem,
+                                        .order = in->order,
+                                        .plane_tokens = in->plane_tokens,
+                                        .heads = in->heads,
+                                        .head_dim = in->head_dim};
+    return 0;
+}
+
 int kvt_codec_take_component(struct kvt_op *op, const Kvtier__V1__Component *in,
                              struct kvt_api_component *ret_component)
 {
@@ -265,6 +294,7 @@ int kvt_codec_take_component(struct kvt_op *op, const Kvtier__V1__Component *in,
     ret_component->window_tokens = in->window_tokens;
     ret_component->bytes_per_block = in->bytes_per_block;
     ret_component->is_replicated = in->is_replicated != 0;
+    KVT_CODEC_TRY(take_quant(op, in, &ret_component->quant));
     return kvt_codec_take_text(op, &in->name, "components.name", KVT_MODEL_TEXT_BYTES_MAX,
                                &ret_component->name);
 }
@@ -327,6 +357,22 @@ Kvtier__V1__Prefix *kvt_codec_put_prefix(struct kvt_op *op, const struct kvt_api
     return out;
 }
 
+static Kvtier__V1__Quantisation *put_quant(struct kvt_op *op, const struct kvt_api_quant *quant)
+{
+    Kvtier__V1__Quantisation *out = kvt_arena_alloc(op->arena, sizeof(*out));
+
+    if (out == NULL)
+        return NULL;
+    kvtier__v1__quantisation__init(out);
+    out->kind = quant->kind;
+    out->elem = quant->elem;
+    out->order = quant->order;
+    out->plane_tokens = quant->plane_tokens;
+    out->heads = quant->heads;
+    out->head_dim = quant->head_dim;
+    return out;
+}
+
 Kvtier__V1__Component *kvt_codec_put_component(struct kvt_op *op,
                                                const struct kvt_api_component *component)
 {
@@ -340,5 +386,8 @@ Kvtier__V1__Component *kvt_codec_put_component(struct kvt_op *op,
     out->bytes_per_block = component->bytes_per_block;
     out->is_replicated = component->is_replicated;
     out->name = kvt_codec_put_text(&component->name);
-    return out;
+    if (component->quant.kind == 0)
+        return out;
+    out->quantisation = put_quant(op, &component->quant);
+    return out->quantisation == NULL ? NULL : out;
 }

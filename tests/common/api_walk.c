@@ -9,6 +9,20 @@
 /* ---- requests ---------------------------------------------------------------------------------
  */
 
+static void walk_quant(struct api_walk *walk, struct kvt_api_quant *quant, uint32_t kind)
+{
+    if (walk->is_filling && (kind == 3 || walk_pick(walk, 0, 1) == 0)) {
+        *quant = (struct kvt_api_quant){0};
+        return;
+    }
+    walk_u32(walk, "quant.kind", &quant->kind, 1, 2);
+    walk_u32(walk, "quant.elem", &quant->elem, 1, 2);
+    walk_u32(walk, "quant.order", &quant->order, 1, 2);
+    walk_u32(walk, "quant.plane_tokens", &quant->plane_tokens, 1, KVT_QUANT_SIZE_MAX);
+    walk_u32(walk, "quant.heads", &quant->heads, 1, KVT_QUANT_SIZE_MAX);
+    walk_u32(walk, "quant.head_dim", &quant->head_dim, 1, KVT_QUANT_SIZE_MAX);
+}
+
 void walk_component(struct api_walk *walk, struct kvt_api_component *c)
 {
     walk_u32(walk, "component.kind", &c->kind, 1, 3);
@@ -18,6 +32,7 @@ void walk_component(struct api_walk *walk, struct kvt_api_component *c)
         walk_u32(walk, "component.window_tokens", &c->window_tokens, 1, UINT32_MAX);
     walk_u64(walk, "component.bytes_per_block", &c->bytes_per_block, 1, KVT_SHARD_BYTES_MAX);
     walk_bool(walk, "component.is_replicated", &c->is_replicated);
+    walk_quant(walk, &c->quant, c->kind);
     walk_text(walk, "component.name", &c->name, KVT_MODEL_TEXT_BYTES_MAX);
 }
 

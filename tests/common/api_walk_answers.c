@@ -113,6 +113,7 @@ static void walk_ns_stats(struct api_walk *walk, struct kvt_api_ns_stats *ns)
         walk_component(walk, &ns->components[i]);
         for (uint32_t t = 0; t < KVT_API_TIERS; t++)
             U64("copies_at", &ns->copies_at[i][t]);
+        U64("stored_bytes", &ns->stored_bytes[i]);
     }
     U64("roots", &ns->roots);
     U64("nodes", &ns->nodes);

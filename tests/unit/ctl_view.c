@@ -31,11 +31,15 @@ static void fill_ns(struct kvt_api_ns_stats *ns)
         .ranks = 2,
         .components_count = 2,
         .components = {{.kind = 1, .bytes_per_block = 1 << 20, .name = TEXT("attn")},
-                       {.kind = 2, .bytes_per_block = 65536, .window_tokens = 127}},
+                       {.kind = 2,
+                        .bytes_per_block = 65536,
+                        .quant = {.kind = 1, .elem = 2, .order = 1},
+                        .window_tokens = 127}},
         .roots = 1,
         .nodes = 2,
         .blocks = 1234,
         .copies_at = {{0, 12, 34}, {0, 5, 0}},
+        .stored_bytes = {1 << 20, 33280},
         .lookup_tokens = 2000,
         .hit_tokens = 500,
     };
@@ -136,7 +140,7 @@ static void test_stats_page(void **state)
         "now       2 sessions, 0 requests, 1 leases, 0 tickets",
         "3f2a1099abcd  tiny   r1        bf16      64      2      3   1,234",
         "25.0 %",
-        "attn 1.0 MiB, window(127) 64.0 KiB",
+        "attn 1.0 MiB, window(127) 64.0 KiB as 32.5 KiB of fp8_e4m3",
         "leases   leased  tickets   reserved\n"
         "  abcdef01  vllm\\x1b pid 7  3f2a1099abcd         3    4       2  8.0 MiB        1  "
         "512.0 KiB\n",

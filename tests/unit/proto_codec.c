@@ -153,6 +153,61 @@ static void test_zeros_name_nothing(void **state)
     }
 }
 
+/* An OpenNamespace of one component of @kind that is quantised as @quant, there and back: the code,
+ * and its message where it is refused. */
+static int quant_there_and_back(uint32_t kind, const struct kvt_api_quant *quant,
+                                struct kvt_op *back)
+{
+    struct kvt_op op = {.kind = KVT_OP_OPEN_NAMESPACE, .arena = &arenas[0]};
+    struct kvt_req_open_namespace *req = &op.req.open_namespace;
+    struct kvt_codec_message message;
+    uint8_t at[256];
+
+    kvt_arena_reset(&arenas[0]);
+    kvt_arena_reset(&arenas[1]);
+    *back = (struct kvt_op){.kind = KVT_OP_OPEN_NAMESPACE, .arena = &arenas[1]};
+    req->block_tokens = 64;
+    req->ranks = 1;
+    req->components_count = 1;
+    req->components[0] = (struct kvt_api_component){
+        .kind = kind, .window_tokens = kind == 2, .bytes_per_block = 100, .quant = *quant};
+    assert_int_equal(kvt_codec_encode_request(&op, &message), 0);
+    assert_true(message.bytes <= sizeof(at));
+    kvt_codec_pack(&message, at);
+    return kvt_codec_decode_request(back, at, message.bytes);
+}
+
+static void test_quantisation_bounds(void **state)
+{
+    static const struct kvt_api_quant good = {2, 2, 2, 65536, 65536, 65536};
+    static const char *const names[] = {"kind",         "elem",  "order",
+                                        "plane_tokens", "heads", "head_dim"};
+    static const uint32_t max[] = {2, 2, 2, 65536, 65536, 65536};
+    struct kvt_op back;
+
+    (void)state;
+    for (uint32_t kind = 1; kind <= 2; kind++) {
+        assert_int_equal(quant_there_and_back(kind, &good, &back), 0);
+        assert_memory_equal(&back.req.open_namespace.components[0].quant, &good, sizeof(good));
+    }
+    assert_int_equal(quant_there_and_back(3, &good, &back), KVT_CODEC_E_BAD);
+    assert_non_null(strstr(back.message, "recurrent states are not quantised"));
+    for (uint32_t i = 0; i < KVT_COUNT_OF(names); i++) {
+        for (uint32_t is_over = 0; is_over < 2; is_over++) {
+            struct kvt_api_quant quant = good;
+            uint32_t *const numbers[] = {&quant.kind,         &quant.elem,  &quant.order,
+                                         &quant.plane_tokens, &quant.heads, &quant.head_dim};
+
+            if (i == 0 && !is_over)
+                continue; /* kind 0 is no quantisation: nothing is written of it */
+            *numbers[i] = is_over ? max[i] + 1 : 0;
+            assert_int_equal(quant_there_and_back(1, &quant, &back), KVT_CODEC_E_BAD);
+            assert_int_equal(back.code, KVT_CODE_INVALID_ARGUMENT);
+            assert_non_null(strstr(back.message, names[i]));
+        }
+    }
+}
+
 /* Appends a field of bytes: its tag, its length, then @bytes of it. */
 static void put_field(uint8_t **at, uint8_t number, const void *bytes, uint8_t count)
 {
@@ -226,8 +281,11 @@ static void test_cuda_region_bounds(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_requests),           cmocka_unit_test(test_answers),
-        cmocka_unit_test(test_small_arena),        cmocka_unit_test(test_zeros_name_nothing),
+        cmocka_unit_test(test_requests),
+        cmocka_unit_test(test_answers),
+        cmocka_unit_test(test_small_arena),
+        cmocka_unit_test(test_zeros_name_nothing),
+        cmocka_unit_test(test_quantisation_bounds),
         cmocka_unit_test(test_cuda_region_bounds),
     };
     int failed;

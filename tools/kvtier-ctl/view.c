@@ -99,6 +99,13 @@ const char *kvt_ctl_duration(char buf[KVT_CTL_TEXT_BYTES], uint64_t ns)
     return buf;
 }
 
+const char *kvt_ctl_quant_text(uint32_t quant_kind)
+{
+    static const char *const names[] = {"none", "fp8_e4m3", "int8"};
+
+    return quant_kind < KVT_COUNT_OF(names) ? names[quant_kind] : "unknown";
+}
+
 const char *kvt_ctl_kind_text(uint32_t component_kind)
 {
     switch (component_kind) {

@@ -33,6 +33,7 @@ void kvt_ctl_paint(const struct kvt_ctl_view *view, enum kvt_ctl_paint paint, co
 const char *kvt_ctl_clean(char buf[KVT_CTL_TEXT_BYTES], struct kvt_text text);
 /* "12 s", "3 min 10 s", "5 h 02 min", "12 d 4 h". */
 const char *kvt_ctl_duration(char buf[KVT_CTL_TEXT_BYTES], uint64_t ns);
+const char *kvt_ctl_quant_text(uint32_t quant_kind);    /* "none", "fp8_e4m3", "int8" */
 const char *kvt_ctl_kind_text(uint32_t component_kind); /* "full", "window", "state" */
 const char *kvt_ctl_tier_health_text(uint32_t health);  /* "ok", "out of service", "off" */
 const char *kvt_ctl_why_text(enum kvt_why why);         /* a word for scripts: "never_stored" */

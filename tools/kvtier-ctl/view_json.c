@@ -100,6 +100,8 @@ static void json_ns(struct kvt_json *json, const struct kvt_api_ns_stats *ns)
         kvt_json_text(json, "kind", kvt_ctl_kind_text(ns->components[c].kind));
         kvt_json_u64(json, "window_tokens", ns->components[c].window_tokens);
         kvt_json_u64(json, "bytes_per_block", ns->components[c].bytes_per_block);
+        kvt_json_u64(json, "stored_bytes_per_block", ns->stored_bytes[c]);
+        kvt_json_text(json, "quantisation", kvt_ctl_quant_text(ns->components[c].quant.kind));
         kvt_json_bool(json, "is_replicated", ns->components[c].is_replicated);
         kvt_json_array(json, "copies_at");
         for (uint32_t t = 0; t < KVT_API_TIERS; t++)

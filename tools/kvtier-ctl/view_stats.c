@@ -94,10 +94,26 @@ static void view_head(const struct kvt_ctl_view *view, const struct kvt_ans_stat
                   count(c, stats->pins));
 }
 
-/* "full 1.0 MiB, window(1024) 256.0 KiB": bytes of one rank's shard of a block. */
+/* " 1.0 MiB", " 2.0 MiB as 1.0 MiB of fp8_e4m3": bytes of one rank's shard of a block, and what a
+ * tier holds of them. */
+static size_t component_bytes(char *buf, size_t bytes, const struct kvt_api_ns_stats *ns,
+                              uint32_t i)
+{
+    const struct kvt_api_component *component = &ns->components[i];
+    char size[KVT_TEXT_BYTES], stored[KVT_TEXT_BYTES];
+
+    if (component->quant.kind == 0)
+        return (size_t)snprintf(buf, bytes, " %s",
+                                kvt_text_bytes(size, component->bytes_per_block));
+    return (size_t)snprintf(
+        buf, bytes, " %s as %s of %s", kvt_text_bytes(size, component->bytes_per_block),
+        kvt_text_bytes(stored, ns->stored_bytes[i]), kvt_ctl_quant_text(component->quant.kind));
+}
+
+/* "full 1.0 MiB, window(1024) 256.0 KiB". */
 static const char *components_text(char *buf, size_t bytes, const struct kvt_api_ns_stats *ns)
 {
-    char name[KVT_CTL_TEXT_BYTES], size[KVT_TEXT_BYTES];
+    char name[KVT_CTL_TEXT_BYTES];
     size_t used = 0;
 
     buf[0] = '\0';
@@ -110,9 +126,9 @@ static const char *components_text(char *buf, size_t bytes, const struct kvt_api
         if (component->kind == KVT_CTL_KIND_WINDOW && used < bytes)
             used += (size_t)snprintf(buf + used, bytes - used, "(%u)", component->window_tokens);
         if (used < bytes)
-            used += (size_t)snprintf(buf + used, bytes - used, " %s%s",
-                                     kvt_text_bytes(size, component->bytes_per_block),
-                                     component->is_replicated ? " replicated" : "");
+            used += component_bytes(buf + used, bytes - used, ns, i);
+        if (used < bytes && component->is_replicated)
+            used += (size_t)snprintf(buf + used, bytes - used, " replicated");
     }
     return buf;
 }
