@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "tiers/device/backend.h"
+#include "tiers/device/probe.h"
 
 int kvt_device_open(struct kvt_tier **ret_tier, const struct kvt_device_config *config,
                     struct kvt_device_report *ret_report)
@@ -18,4 +19,11 @@ int kvt_device_open(struct kvt_tier **ret_tier, const struct kvt_device_config *
         return kvt_trace(-EINVAL);
     (void)snprintf(ret_report->why, sizeof(ret_report->why), "this build has no CUDA");
     return KVT_DEVICE_E_NONE;
+}
+
+uint32_t kvt_device_numa_nodes(const struct kvt_device_config *config, int ret_nodes[KVT_ZONES_MAX])
+{
+    if (strcmp(config->backend, "cuda") != 0)
+        return 0;
+    return kvt_probe_numa_nodes(kvt_cuda_calls(), config, ret_nodes);
 }

@@ -32,8 +32,19 @@ struct kvt_device_config {
     uint32_t crossover_bytes;
     uint64_t retry_min_ns, retry_max_ns; /* between attempts to take a lost GPU back */
     bool is_export_allowed;              /* kvt_device_export */
-    const char *sysfs;                   /* "/sys"; tests have another */
+    const char *sysfs;                   /* NULL: "/sys"; tests have another */
+    /* How long close waits for a call of the driver that hangs before it leaves that thread, and
+     * all that it may touch, behind; 0: 10 s. */
+    uint64_t hang_ns;
 };
+#define KVT_DEVICE_LINE_BYTES 256u /* of one line for people */
+#define KVT_NUMA_NODES_MAX 64      /* numbers of nodes are below */
+
+/* "GPU-1b2c3d4e-....", as nvidia-smi -L has it. Indices are CUDA's, which CUDA_VISIBLE_DEVICES and
+ * CUDA_DEVICE_ORDER change: whoever names a GPU to people gives both. */
+#define KVT_GPU_UUID_TEXT_BYTES 41u
+void kvt_gpu_uuid_text(const uint8_t uuid[KVT_CUDA_UUID_BYTES],
+                       char ret_text[KVT_GPU_UUID_TEXT_BYTES]);
 
 enum kvt_gpu_state {
     KVT_GPU_OK = 0,
@@ -44,7 +55,7 @@ enum kvt_gpu_state {
 struct kvt_device_gpu { /* for people, statistics and kvtier-ctl devices; fixed but for state, why
                          */
     struct kvt_cuda_info info;
-    int index;     /* CUDA's */
+    int index;     /* CUDA's; -1: no GPU has the UUID that the configuration names */
     int numa_node; /* -1: not known */
     enum kvt_gpu_state state;
     char why[160]; /* "" when it is in service */
@@ -59,8 +70,9 @@ struct kvt_device_report {               /* what open found */
     int driver_version, runtime_version; /* 13000 is 13.0; 0: none */
     uint32_t gpus_count;                 /* found and configured, used or refused */
     bool is_host_pinned;
-    char pin_why[160]; /* why L2 is not pinned */
-    char why[256]; /* no GPU is used at all: the one line that says why and what to do; else "" */
+    char pin_why[160];               /* why L2 is not pinned */
+    char why[KVT_DEVICE_LINE_BYTES]; /* no GPU is used at all: the one line that says why and what
+                                        to do; else "" */
 };
 
 #define KVT_DEVICE_E_NONE 1 /* cuda: no GPU can be used: report->why. Nothing was opened */
@@ -70,8 +82,8 @@ KVT_MUST_USE int kvt_device_open(struct kvt_tier **ret_tier, const struct kvt_de
                                  struct kvt_device_report *ret_report);
 
 /* Nodes of host memory that GPUs of @config are near to, each once, in the order of its GPUs, for
- * the placing of L2 before it is made; 0: not known, or one node only. Makes no context on a GPU.
- */
+ * the placing of L2 before it is made; 0: not known, or a machine of one node. Makes no context on
+ * a GPU. */
 uint32_t kvt_device_numa_nodes(const struct kvt_device_config *config,
                                int ret_nodes[KVT_ZONES_MAX]);
 
