@@ -175,6 +175,11 @@ static void quote(const char *text, char *ret_quoted)
     *ret_quoted = '\0';
 }
 
+static bool is_quoted(enum kvt_config_kind kind)
+{
+    return kind == KVT_CONFIG_TEXT || kind == KVT_CONFIG_PATHS || kind == KVT_CONFIG_GPUS;
+}
+
 void kvt_config_print(const struct kvt_config *config, int fd)
 {
     const char *before = "";
@@ -188,8 +193,7 @@ void kvt_config_print(const struct kvt_config *config, int fd)
         kvt_config_value_format(config, key, text);
         quote(text, quoted);
         (void)dprintf(fd, "%*s%s: %s\n", (int)depth * 2, "", name,
-                      key->kind == KVT_CONFIG_TEXT || key->kind == KVT_CONFIG_PATHS ? quoted
-                                                                                    : text);
+                      is_quoted(key->kind) ? quoted : text);
         before = key->path;
     }
 }

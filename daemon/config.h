@@ -14,10 +14,15 @@
 #define KVT_CONFIG_TEXT_BYTES 256u
 #define KVT_CONFIG_PATHS_BYTES (KVT_ZONES_MAX * KVT_CONFIG_TEXT_BYTES) /* "/a/l3, /b/l3" */
 #define KVT_CONFIG_FILE_BYTES_MAX (1u << 20)
+#define KVT_CONFIG_MILLI_PCT_ALL 100000u
 #define KVT_CONFIG_OVERHEAD_BYTES (64u << 20) /* code, threads, gRPC: beside pools and index */
 
 enum kvt_config_reply { KVT_CONFIG_REPLY_THREAD, KVT_CONFIG_REPLY_INLINE };
 enum kvt_config_l1 { KVT_CONFIG_L1_NONE, KVT_CONFIG_L1_HOST, KVT_CONFIG_L1_CUDA };
+struct kvt_config_share { /* a size, or a part of something that is not known yet */
+    uint64_t bytes;
+    uint64_t milli_pct; /* thousandths of a percent, when bytes is 0; both 0: nothing */
+};
 enum kvt_config_pages { /* as enum kvt_host_pages */
                         KVT_CONFIG_PAGES_AUTO,
                         KVT_CONFIG_PAGES_HUGETLB,
@@ -51,7 +56,14 @@ struct kvt_config {
     } index;
     struct {
         uint32_t backend;
-        uint64_t bytes;
+        struct kvt_config_share size; /* host: of RAM. cuda: of each GPU's memory */
+        /* cuda alone */
+        char gpus[KVT_CONFIG_TEXT_BYTES]; /* "all", or indices and UUIDs */
+        uint64_t headroom_bytes, staging_bytes;
+        uint32_t streams;
+        uint64_t inflight_bytes, crossover_bytes;
+        uint64_t retry_min_ns, retry_max_ns;
+        bool is_export;
     } l1;
     struct {
         uint64_t bytes;
@@ -119,6 +131,13 @@ struct kvt_config_device {
 uint32_t kvt_config_devices(const struct kvt_config *config,
                             struct kvt_config_device ret_devices[KVT_ZONES_MAX]);
 
+/* Memory that the machine or the cgroup allows; 0 when unknown. */
+uint64_t kvt_config_ram_bytes(void);
+/* @share as bytes, where its percentage is one of @whole_bytes. */
+uint64_t kvt_config_share_bytes(const struct kvt_config_share *share, uint64_t whole_bytes);
+/* How many GPUs tiers.l1.gpus names; 0: all. */
+uint32_t kvt_config_gpus_count(const struct kvt_config *config);
+
 /* Where one file of L3 lies, or is to lie. */
 struct kvt_config_place {
     bool is_known;              /* false: nothing could be found out */
@@ -132,6 +151,7 @@ struct kvt_config_place {
 struct kvt_config_facts {
     uint64_t memory_bytes;           /* of the machine, or the cgroup's limit where it is lower */
     uint64_t memory_available_bytes; /* what can be had now without swapping */
+    uint32_t gpus_count;             /* that the NVIDIA driver knows; 0: no driver, too */
     const char *memory_bound; /* which of them bounds: "MemAvailable", "the cgroup's limit" */
     struct kvt_config_place data[KVT_ZONES_MAX], index[KVT_ZONES_MAX]; /* a device of L3 each */
 };

@@ -1,5 +1,6 @@
 #include "daemon/config.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -155,6 +156,20 @@ uint64_t kvt_config_disk_bytes(const char *paths)
     return smallest == UINT64_MAX ? 0 : smallest;
 }
 
+/* What the driver's kernel module knows, without a call of CUDA. */
+static uint32_t driver_gpus_count(void)
+{
+    DIR *folder = opendir("/proc/driver/nvidia/gpus");
+    uint32_t count = 0;
+
+    if (folder == NULL)
+        return 0;
+    for (const struct dirent *entry; (entry = readdir(folder)) != NULL;)
+        count += entry->d_name[0] != '.';
+    (void)closedir(folder);
+    return KVT_MIN(count, KVT_ZONES_MAX);
+}
+
 void kvt_config_facts_read(const struct kvt_config *config, struct kvt_config_facts *ret_facts)
 {
     struct kvt_config_facts facts = {.memory_bound = "MemAvailable"};
@@ -164,6 +179,7 @@ void kvt_config_facts_read(const struct kvt_config *config, struct kvt_config_fa
 
     facts.memory_bytes = KVT_MIN(meminfo_bytes("MemTotal"), limit);
     facts.memory_available_bytes = meminfo_bytes("MemAvailable");
+    facts.gpus_count = driver_gpus_count();
     if (limit < facts.memory_available_bytes) {
         facts.memory_available_bytes = limit;
         facts.memory_bound = "the cgroup's limit (memory.max)";
@@ -195,10 +211,25 @@ static void refuse(struct check *check, const char *format, ...)
     check->result = -EINVAL;
 }
 
+/* What L1 takes of the machine's memory: with host all of it, with cuda the pinned staging of each
+ * GPU. A machine without a GPU needs none. */
+static uint64_t l1_ram_bytes(const struct kvt_config *config, const struct kvt_config_facts *facts)
+{
+    uint32_t named = kvt_config_gpus_count(config);
+
+    if (config->l1.backend == KVT_CONFIG_L1_HOST)
+        return kvt_config_share_bytes(&config->l1.size, facts->memory_bytes);
+    if (config->l1.backend != KVT_CONFIG_L1_CUDA)
+        return 0;
+    return config->l1.staging_bytes *
+           (named == 0 ? facts->gpus_count : KVT_MIN(named, facts->gpus_count));
+}
+
 static void check_memory(struct check *check, const struct kvt_config *config,
                          const struct kvt_config_facts *facts)
 {
-    uint64_t l1_bytes = config->l1.backend == KVT_CONFIG_L1_HOST ? config->l1.bytes : 0;
+    bool is_cuda = config->l1.backend == KVT_CONFIG_L1_CUDA;
+    uint64_t l1_bytes = l1_ram_bytes(config, facts);
     uint64_t sum = l1_bytes + config->l2.bytes + config->index.memory_bytes;
     char sizes[5][KVT_SIZE_TEXT_BYTES];
 
@@ -211,9 +242,10 @@ static void check_memory(struct check *check, const struct kvt_config *config,
     kvt_size_format_short(sum + KVT_CONFIG_OVERHEAD_BYTES, sizes[3]);
     kvt_size_format_short(facts->memory_available_bytes, sizes[4]);
     refuse(check,
-           "memory: L1 %s + L2 %s + index %s + 64 MiB for the daemon itself = %s, but %s is %s: "
-           "lower tiers.l2.bytes, tiers.l1.bytes or index.memory, or raise the limit",
-           sizes[0], sizes[1], sizes[2], sizes[3], facts->memory_bound, sizes[4]);
+           "memory: %s %s + L2 %s + index %s + 64 MiB for the daemon itself = %s, but %s is %s: "
+           "lower tiers.l2.bytes, %s or index.memory, or raise the limit",
+           is_cuda ? "pinned staging of L1" : "L1", sizes[0], sizes[1], sizes[2], sizes[3],
+           facts->memory_bound, sizes[4], is_cuda ? "tiers.l1.staging" : "tiers.l1.bytes");
 }
 
 /* What one file of L3 wants, and where. */
@@ -363,17 +395,48 @@ static void check_disk(struct check *check, const struct kvt_config *config,
     check_devices(check, config, facts);
 }
 
+#define GPU_PCT_MAX 95u
+
+static void check_gpus(struct check *check, const struct kvt_config *config)
+{
+    const struct kvt_config_share *size = &config->l1.size;
+    char text[2][KVT_SIZE_TEXT_BYTES];
+
+    if (config->l1.backend != KVT_CONFIG_L1_CUDA)
+        return;
+    if (size->milli_pct % 1000 != 0 || size->milli_pct > GPU_PCT_MAX * 1000)
+        refuse(check, "tiers.l1.bytes: of a GPU's memory a whole percentage up to %u%% can be had",
+               GPU_PCT_MAX);
+    kvt_size_format_short(config->l1.staging_bytes, text[0]);
+    if (size->bytes != 0 && size->bytes < config->l1.staging_bytes) {
+        kvt_size_format_short(size->bytes, text[1]);
+        refuse(check,
+               "tiers.l1.staging is %s, more than tiers.l1.bytes (%s): lower it, or raise the "
+               "other",
+               text[0], text[1]);
+    }
+    if (config->l1.inflight_bytes < config->l1.staging_bytes) {
+        kvt_size_format_short(config->l1.inflight_bytes, text[1]);
+        refuse(check,
+               "tiers.l1.inflight is %s, less than tiers.l1.staging (%s), which could never be "
+               "full: raise it, or lower the other",
+               text[1], text[0]);
+    }
+    if (config->l1.retry_min_ns > config->l1.retry_max_ns)
+        refuse(check, "tiers.l1.retry_min is above tiers.l1.retry_max");
+}
+
 static void check_tiers(struct check *check, const struct kvt_config *config)
 {
     uint64_t unit = config->l2.slab_unit_bytes;
+    bool has_size = config->l1.size.bytes != 0 || config->l1.size.milli_pct != 0;
 
-    if (config->l1.backend == KVT_CONFIG_L1_NONE && config->l1.bytes != 0)
-        refuse(check, "tiers.l1.bytes is set but tiers.l1.backend is none: choose host, or set it "
-                      "to 0");
-    if (config->l1.backend != KVT_CONFIG_L1_NONE && config->l1.bytes == 0)
+    if (config->l1.backend == KVT_CONFIG_L1_NONE && has_size)
+        refuse(check, "tiers.l1.bytes is set but tiers.l1.backend is none: choose cuda (or host), "
+                      "or set it to 0");
+    if (config->l1.backend != KVT_CONFIG_L1_NONE && !has_size)
         refuse(check, "tiers.l1.backend is set but tiers.l1.bytes is 0: say how much");
-    if (config->l1.backend == KVT_CONFIG_L1_CUDA)
-        refuse(check, "tiers.l1.backend is cuda, which this build does not have: use host or none");
+    check_gpus(check, config);
     if ((unit & (unit - 1)) != 0)
         refuse(check, "tiers.l2.slab_unit is not a power of two");
 }

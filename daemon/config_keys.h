@@ -7,7 +7,9 @@
 enum kvt_config_kind {
     KVT_CONFIG_TEXT,         /* char [KVT_CONFIG_TEXT_BYTES] */
     KVT_CONFIG_PATHS,        /* char [KVT_CONFIG_PATHS_BYTES], "/a/l3, /b/l3" */
+    KVT_CONFIG_GPUS,         /* char [KVT_CONFIG_TEXT_BYTES], "all", "0, 2", "GPU-1b2c3d4e" */
     KVT_CONFIG_SIZE,         /* uint64_t, "4GiB" */
+    KVT_CONFIG_SHARE,        /* struct kvt_config_share, "4GiB" or "60%" */
     KVT_CONFIG_SIZE_OF_RAM,  /* uint64_t, "4GiB" or "10%" of memory */
     KVT_CONFIG_SIZE_OF_DISK, /* uint64_t, "4GiB" or "10%" of what tiers.l3.path lies on */
     KVT_CONFIG_DURATION,     /* uint64_t ns, "250ms" */
@@ -32,11 +34,12 @@ struct kvt_config_key {
 extern const struct kvt_config_key kvt_config_keys[];
 extern const uint32_t kvt_config_keys_count;
 
-/* Memory that the machine or the cgroup allows; 0 when unknown. */
-uint64_t kvt_config_ram_bytes(void);
 /* The size of the block device or of the file system that holds the path (its directory, when it
  * does not exist): the smallest known, where @paths are several; 0 when none is known. */
 uint64_t kvt_config_disk_bytes(const char *paths);
+
+/* What is wrong with a list of GPUs, to follow the offending text; NULL: nothing. */
+const char *kvt_config_gpus_problem(const char *text);
 
 /* Where to begin; NULL for none. */
 const char *kvt_config_paths_begin(const char *paths);

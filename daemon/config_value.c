@@ -20,7 +20,7 @@ static const void *field_of_const(const struct kvt_config *config, const struct 
 static bool is_size(enum kvt_config_kind kind)
 {
     return kind == KVT_CONFIG_SIZE || kind == KVT_CONFIG_SIZE_OF_RAM ||
-           kind == KVT_CONFIG_SIZE_OF_DISK;
+           kind == KVT_CONFIG_SIZE_OF_DISK || kind == KVT_CONFIG_SHARE;
 }
 
 static void format_number(enum kvt_config_kind kind, uint64_t value,
@@ -56,6 +56,7 @@ void kvt_config_value_describe(const struct kvt_config_key *key,
 {
     static const char *const kinds[] = {
         [KVT_CONFIG_SIZE] = "a size",
+        [KVT_CONFIG_SHARE] = "a size or N% of memory",
         [KVT_CONFIG_SIZE_OF_RAM] = "a size or N% of memory",
         [KVT_CONFIG_SIZE_OF_DISK] = "a size or N% of the file system",
         [KVT_CONFIG_DURATION] = "a duration",
@@ -71,6 +72,10 @@ void kvt_config_value_describe(const struct kvt_config_key *key,
     case KVT_CONFIG_PATHS:
         (void)snprintf(ret_text, KVT_CONFIG_WHY_BYTES, "a path, or up to %u between commas",
                        KVT_ZONES_MAX);
+        return;
+    case KVT_CONFIG_GPUS:
+        (void)snprintf(ret_text, KVT_CONFIG_WHY_BYTES,
+                       "all, or up to %u indices and UUIDs between commas", KVT_ZONES_MAX);
         return;
     case KVT_CONFIG_CHOICE:
         join_choices(key, ret_text, KVT_CONFIG_WHY_BYTES);
@@ -122,6 +127,7 @@ static int parse_number(const struct kvt_config *config, const struct kvt_config
 {
     switch (key->kind) {
     case KVT_CONFIG_SIZE:
+    case KVT_CONFIG_SHARE:
         return kvt_size_parse(text, ret_value);
     case KVT_CONFIG_SIZE_OF_RAM:
         return kvt_size_parse_share(text, kvt_config_ram_bytes(), ret_value);
@@ -209,6 +215,39 @@ static int parse_paths(struct kvt_config *config, const struct kvt_config_key *k
     return parse_text(config, key, text, KVT_CONFIG_PATHS_BYTES, ret_why);
 }
 
+static int parse_gpus(struct kvt_config *config, const struct kvt_config_key *key, const char *text,
+                      char ret_why[KVT_CONFIG_WHY_BYTES])
+{
+    const char *problem = kvt_config_gpus_problem(text);
+
+    if (problem != NULL)
+        return refuse(ret_why, "\"%.40s\" %s", text, problem);
+    return parse_text(config, key, text, KVT_CONFIG_TEXT_BYTES, ret_why);
+}
+
+/* The percentage is kept: what it is one of is known later. */
+static int parse_share(struct kvt_config *config, const struct kvt_config_key *key,
+                       const char *text, char ret_why[KVT_CONFIG_WHY_BYTES])
+{
+    struct kvt_config_share *share = field_of(config, key);
+    uint64_t milli_pct;
+    int r;
+
+    if (strchr(text, '%') == NULL) {
+        r = parse_bounded(config, key, text, ret_why); /* bytes is the first member */
+        share->milli_pct = r == 0 ? 0 : share->milli_pct;
+        return r;
+    }
+    r = kvt_size_parse_share(text, KVT_CONFIG_MILLI_PCT_ALL, &milli_pct);
+    if (r != 0)
+        return refuse(ret_why, "\"%.40s\" %s (units: " KVT_SIZE_UNITS_TEXT ")", text,
+                      kvt_size_error_text(r));
+    if (milli_pct == 0)
+        return refuse(ret_why, "\"%.40s\" is nothing: 0.001%% at least, or 0", text);
+    *share = (struct kvt_config_share){.milli_pct = milli_pct};
+    return 0;
+}
+
 int kvt_config_value_parse(struct kvt_config *config, const struct kvt_config_key *key,
                            const char *text, char ret_why[KVT_CONFIG_WHY_BYTES])
 {
@@ -217,6 +256,10 @@ int kvt_config_value_parse(struct kvt_config *config, const struct kvt_config_ke
         return parse_text(config, key, text, KVT_CONFIG_TEXT_BYTES, ret_why);
     case KVT_CONFIG_PATHS:
         return parse_paths(config, key, text, ret_why);
+    case KVT_CONFIG_GPUS:
+        return parse_gpus(config, key, text, ret_why);
+    case KVT_CONFIG_SHARE:
+        return parse_share(config, key, text, ret_why);
     case KVT_CONFIG_CHOICE:
         return parse_choice(config, key, text, ret_why);
     case KVT_CONFIG_BOOL:
@@ -229,6 +272,18 @@ int kvt_config_value_parse(struct kvt_config *config, const struct kvt_config_ke
     }
 }
 
+static void format_share(const struct kvt_config_share *share, char *ret_text, size_t bytes)
+{
+    if (share->milli_pct == 0)
+        format_number(KVT_CONFIG_SHARE, share->bytes, ret_text);
+    else if (share->milli_pct % 1000 == 0)
+        (void)snprintf(ret_text, bytes, "%llu%%", (unsigned long long)share->milli_pct / 1000);
+    else
+        (void)snprintf(ret_text, bytes, "%llu.%03llu%%",
+                       (unsigned long long)share->milli_pct / 1000,
+                       (unsigned long long)share->milli_pct % 1000);
+}
+
 void kvt_config_value_format(const struct kvt_config *config, const struct kvt_config_key *key,
                              char ret_text[KVT_CONFIG_PATHS_BYTES])
 {
@@ -237,7 +292,11 @@ void kvt_config_value_format(const struct kvt_config *config, const struct kvt_c
     switch (key->kind) {
     case KVT_CONFIG_TEXT:
     case KVT_CONFIG_PATHS:
+    case KVT_CONFIG_GPUS:
         (void)snprintf(ret_text, KVT_CONFIG_PATHS_BYTES, "%s", (const char *)field);
+        return;
+    case KVT_CONFIG_SHARE:
+        format_share(field, ret_text, KVT_CONFIG_PATHS_BYTES);
         return;
     case KVT_CONFIG_CHOICE:
         (void)snprintf(ret_text, KVT_CONFIG_PATHS_BYTES, "%s",

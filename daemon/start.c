@@ -13,13 +13,11 @@
 #include "daemon/base/log.h"
 #include "daemon/base/size.h"
 #include "daemon/base/steps.h"
-#include "tiers/device/device.h"
 #include "tiers/host/host.h"
 
-/* Transfers that a tier takes before it says "full": enough to keep it busy, little enough that a
+/* Transfers that L2 takes before it says "full": enough to keep it busy, little enough that a
  * deadline means something. */
 #define HOST_INFLIGHT_MAX 1024u
-#define DEVICE_INFLIGHT_MAX 1024u
 
 /* Descriptors beside connections: sockets, rings, memfds, regions of sessions. */
 #define SPARE_DESCRIPTORS 512u
@@ -165,54 +163,11 @@ static int start_l2(void *ctx)
     return fail(daemon, KVT_EXIT_FAILURE, r);
 }
 
-static void undo_tier(struct kvt_daemon *daemon, enum kvt_tier_id tier)
-{
-    daemon->tiers[tier] = kvt_tier_close(daemon->tiers[tier]);
-}
-
 static void undo_l2(void *ctx)
 {
-    undo_tier(ctx, KVT_TIER_HOST);
-}
-
-static int start_l1(void *ctx)
-{
     struct kvt_daemon *daemon = ctx;
-    const struct kvt_config *config = daemon->config;
-    struct kvt_tier *l2 = daemon->tiers[KVT_TIER_HOST];
-    const struct kvt_device_config device = {
-        .backend = config->l1.backend == KVT_CONFIG_L1_CUDA ? "cuda" : "host",
-        .bytes = kvt_round_up(config->l1.bytes, KVT_HUGE_PAGE_BYTES),
-        .host_memory = kvt_host_memory(l2),
-        .host_memory_bytes = l2->capacity_bytes,
-        .inflight_max = DEVICE_INFLIGHT_MAX,
-        .doorbell = &daemon->doorbell,
-    };
-    struct kvt_device_report report;
-    char size[KVT_SIZE_TEXT_BYTES];
-    int r;
 
-    if (config->l1.backend == KVT_CONFIG_L1_NONE) {
-        kvt_log_info("L1: off");
-        return 0;
-    }
-    kvt_size_format_short(device.bytes, size);
-    r = kvt_device_open(&daemon->tiers[KVT_TIER_DEVICE], &device, &report);
-    if (r == 0) {
-        kvt_log_info("L1: %s, %s", size, daemon->tiers[KVT_TIER_DEVICE]->detail);
-        return 0;
-    }
-    if (r == KVT_DEVICE_E_NONE) {
-        kvt_log_warn("L1: off: %s", report.why);
-        return 0;
-    }
-    kvt_log_error("L1: %s from backend %s cannot be had: %s", size, device.backend, strerror(-r));
-    return fail(daemon, KVT_EXIT_FAILURE, r);
-}
-
-static void undo_l1(void *ctx)
-{
-    undo_tier(ctx, KVT_TIER_DEVICE);
+    daemon->tiers[KVT_TIER_HOST] = kvt_tier_close(daemon->tiers[KVT_TIER_HOST]);
 }
 
 /* ---- engine --------------------------------------------------------------------------------- */
@@ -379,7 +334,7 @@ static const struct kvt_step steps[] = {
     {"live check", start_live_check, NULL},
     {"doorbell", start_doorbell, undo_doorbell},
     {"L2", start_l2, undo_l2},
-    {"L1", start_l1, undo_l1},
+    {"L1", kvt_start_l1, kvt_undo_l1},
     {"L3", kvt_start_l3, kvt_undo_l3},
     {"index", kvt_start_index, kvt_undo_index},
     {"engine", start_engine, undo_engine},

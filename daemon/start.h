@@ -15,6 +15,7 @@
 #include "daemon/base/doorbell.h"
 #include "daemon/config.h"
 #include "daemon/engine/engine.h"
+#include "daemon/start_l1.h"
 #include "daemon/start_l3.h"
 #include "proto/server/server.h"
 #include "tiers/tier.h"
@@ -34,6 +35,7 @@ struct kvt_daemon {
     enum kvt_exit exit;        /* what a failed step wants the process to say */
     struct kvt_doorbell doorbell;
     struct kvt_tier *tiers[KVT_TIERS_COUNT];
+    struct kvt_daemon_l1 l1;
     struct kvt_daemon_l3 l3;
     struct kvt_engine *engine;
     pthread_t engine_thread;

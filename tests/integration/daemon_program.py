@@ -325,6 +325,34 @@ class StartAndStop(Base):
         self.assertNotRegex(out, r'"wrong_bytes":\s*[1-9]')
 
 
+class WithoutGpu(Base):
+    """What is configured for GPUs on a machine that has none, which is where this test runs: with a
+    GPU it says so and leaves."""
+
+    def setUp(self):
+        super().setUp()
+        if os.path.exists("/dev/nvidiactl"):
+            self.skipTest("this machine has an NVIDIA driver")
+
+    def test_l1_off_is_one_line(self):
+        for overrides, line in (({}, "L1: off: not configured"),
+                                ({"tiers__l1__backend": "cuda", "tiers__l1__bytes": "60%"},
+                                 "L1: off: \\S.*")):
+            daemon = self.daemon(name=f"d{len(overrides)}", **overrides)
+            daemon.wait_ready()
+            lines = [line for line in daemon.log().splitlines() if "L1:" in line]
+            self.assertEqual(len(lines), 1, daemon.log())
+            self.assertRegex(lines[0], line)
+            self.assertEqual(daemon.stop()[0], 0, daemon.log())
+
+    def test_check_config(self):
+        cuda = ["--set", "tiers.l1.backend=cuda", "--set", "tiers.l1.bytes=60%"]
+        self.assertEqual(run("--check-config", *cuda)[0], 0)
+        status, _, err = run("--check-config", *cuda, "--set", "tiers.l1.gpus=0,0")
+        self.assertEqual(status, 2)
+        self.assertIn("tiers.l1.gpus: \"0,0\" names a GPU twice", err)
+
+
 class Unit(Base):
     def test_systemd_accepts_the_unit(self):
         path = os.path.join(self.directory, "kvtierd.service")

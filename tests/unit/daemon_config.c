@@ -46,7 +46,7 @@ static void test_defaults(void **state)
     assert_string_equal(config.server.socket, "/run/kvtierd/kvtierd.sock");
     assert_int_equal(config.server.socket_mode, 0660);
     assert_true(config.l2.bytes == KVT_GIB);
-    assert_true(config.l1.bytes == 0 && config.l3.bytes == 0);
+    assert_true(config.l1.size.bytes == 0 && config.l1.size.milli_pct == 0 && config.l3.bytes == 0);
     assert_true(config.stop.is_drain);
     assert_int_equal(config.log.level, KVT_LOG_INFO);
 }
@@ -186,6 +186,8 @@ static void test_print_round_trips(void **state)
         "stop.drain=false",
         "tiers.l3.path=/a/l3 , \"/b\"/l3",
         "tiers.l3.index_dir=/c d",
+        "tiers.l1.bytes=62.5%",
+        "tiers.l1.gpus=0, GPU-1b2c3d4e",
     };
     struct kvt_config config, again;
     char text[8192];
@@ -223,7 +225,23 @@ static const struct {
     {{"tiers.l1.backend=host", "tiers.l1.bytes=3GiB"}, "lower tiers.l2.bytes"},
     {{"tiers.l1.backend=host"}, "tiers.l1.bytes is 0"},
     {{"tiers.l1.bytes=1GiB"}, "tiers.l1.backend is none"},
-    {{"tiers.l1.backend=cuda", "tiers.l1.bytes=64GiB"}, "which this build does not have"},
+    {{"tiers.l1.backend=host", "tiers.l1.bytes=25%"}, NULL},
+    {{"tiers.l1.backend=host", "tiers.l1.bytes=37.5%"}, "L1 3.00 GiB + L2 1.00 GiB"},
+    /* A GPU's memory is not this machine's, but pinned staging is: two GPUs are there. */
+    {{"tiers.l1.backend=cuda", "tiers.l1.bytes=640GiB"}, NULL},
+    {{"tiers.l1.backend=cuda", "tiers.l1.bytes=95%"}, NULL},
+    {{"tiers.l1.backend=cuda", "tiers.l1.bytes=96%"}, "a whole percentage up to 95%"},
+    {{"tiers.l1.backend=cuda", "tiers.l1.bytes=60.5%"}, "a whole percentage up to 95%"},
+    {{"tiers.l1.backend=cuda", "tiers.l1.bytes=60%", "tiers.l1.gpus=0,GPU-1b2c3d4e, 7"}, NULL},
+    {{"tiers.l1.bytes=60%"}, "tiers.l1.backend is none"},
+    {{"tiers.l1.backend=cuda"}, "tiers.l1.bytes is 0"},
+    {{"tiers.l1.backend=cuda", "tiers.l1.bytes=60%", "tiers.l1.staging=256MiB"}, NULL},
+    {{"tiers.l1.backend=cuda", "tiers.l1.bytes=60%", "tiers.l1.staging=257MiB"},
+     "tiers.l1.inflight is 256 MiB, less than tiers.l1.staging (257 MiB)"},
+    {{"tiers.l1.backend=cuda", "tiers.l1.bytes=32MiB"},
+     "tiers.l1.staging is 64.00 MiB, more than tiers.l1.bytes (32.00 MiB)"},
+    {{"tiers.l1.backend=cuda", "tiers.l1.bytes=60%", "tiers.l1.retry_min=2min"},
+     "tiers.l1.retry_min is above"},
     {{"tiers.l2.slab_unit=1.5MiB"}, "not a power of two"},
     {{"tiers.l3.bytes=1GiB"}, "tiers.l3.path is not"},
     {{"tiers.l3.path=/x"}, "tiers.l3.bytes is 0"},
@@ -249,6 +267,7 @@ static void test_relations(void **state)
         .memory_bytes = 8 * KVT_GIB,
         .memory_available_bytes = 4 * KVT_GIB,
         .memory_bound = "the test's memory",
+        .gpus_count = 2,
     };
 
     (void)state;
@@ -265,6 +284,123 @@ static void test_relations(void **state)
             (relations[i].message != NULL && strstr(problems, relations[i].message) == NULL))
             fail_msg("row %u: %d, %s", i, r, problems);
     }
+}
+
+/* Pinned staging of each GPU that is used is memory of the machine. */
+static void test_staging_is_memory(void **state)
+{
+    static const struct {
+        uint32_t gpus_count;
+        const char *gpus;
+        const char *message;
+    } rows[] = {
+        {0, "all", NULL},
+        {2, "all", NULL},
+        {3, "all",
+         "memory: pinned staging of L1 3.00 GiB + L2 1.00 GiB + index 128 MiB + 64 MiB for the "
+         "daemon itself = 4.19 GiB, but the test's memory is 4.00 GiB: lower tiers.l2.bytes, "
+         "tiers.l1.staging or"},
+        {3, "0,2", NULL},
+        {3, "0,1,2,3", "pinned staging of L1 3.00 GiB"},
+        {0, "0,1,2,3", NULL},
+    };
+
+    (void)state;
+    for (uint32_t i = 0; i < KVT_COUNT_OF(rows); i++) {
+        const struct kvt_config_facts facts = {
+            .memory_bytes = 8 * KVT_GIB,
+            .memory_available_bytes = 4 * KVT_GIB,
+            .memory_bound = "the test's memory",
+            .gpus_count = rows[i].gpus_count,
+        };
+        struct kvt_config config;
+
+        kvt_config_init(&config);
+        config.l1.backend = KVT_CONFIG_L1_CUDA;
+        config.l1.size.milli_pct = 60000;
+        config.l1.staging_bytes = config.l1.inflight_bytes = KVT_GIB;
+        (void)snprintf(config.l1.gpus, sizeof(config.l1.gpus), "%s", rows[i].gpus);
+        problems[0] = '\0';
+        (void)!kvt_config_check(&config, &facts, &report);
+        if (rows[i].message == NULL ? problems[0] != '\0'
+                                    : strstr(problems, rows[i].message) == NULL)
+            fail_msg("row %u: %s", i, problems);
+    }
+}
+
+static void test_gpus(void **state)
+{
+    static const char seventeen[] = "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16";
+    static const struct {
+        const char *text;
+        uint32_t count;
+        const char *problem;
+    } rows[] = {
+        {"all", 0, NULL},
+        {"0", 1, NULL},
+        {" 3 , 0", 2, NULL},
+        {"GPU-1b2c3d4e", 1, NULL},
+        {"GPU-1B2C3D4E-0000-1111-2222-333344445555, MIG-1b2c3d4e-00,12", 3, NULL},
+        {"", 0, "names no GPU"},
+        {"  ", 0, "names no GPU"},
+        {"0,", 0, "is not all"},
+        {"all,0", 0, "is not all"},
+        {"-1", 0, "is not all"},
+        {"0x1", 0, "is not all"},
+        {"1000", 0, "is not all"},
+        {"GPU-1b2c3d4", 0, "is not all"},
+        {"GPU-1b2c3d4g", 0, "is not all"},
+        {"GPU-1b2c3d4e1b2c3d4e1b2c3d4e1b2c3d4e1", 0, "is not all"},
+        {"1b2c3d4e", 0, "is not all"},
+        {"0,1,0", 0, "names a GPU twice"},
+        {seventeen, 0, "names more than 16 GPUs"},
+    };
+
+    (void)state;
+    for (uint32_t i = 0; i < KVT_COUNT_OF(rows); i++) {
+        const char *problem = kvt_config_gpus_problem(rows[i].text);
+        struct kvt_config config;
+
+        if ((problem == NULL) != (rows[i].problem == NULL) ||
+            (problem != NULL && strstr(problem, rows[i].problem) == NULL))
+            fail_msg("'%s': %s", rows[i].text, problem == NULL ? "fine" : problem);
+        if (problem != NULL)
+            continue;
+        kvt_config_init(&config);
+        (void)snprintf(config.l1.gpus, sizeof(config.l1.gpus), "%s", rows[i].text);
+        assert_int_equal(kvt_config_gpus_count(&config), rows[i].count);
+    }
+}
+
+/* A size takes the place of a percentage, and the other way round. */
+static void test_shares(void **state)
+{
+    static const struct {
+        const char *text;
+        uint64_t bytes, milli_pct;
+    } rows[] = {{"60%", 0, 60000},   {"2GiB", 2 * KVT_GIB, 0}, {"0.001%", 0, 1},
+                {"100%", 0, 100000}, {"12.5 %", 0, 12500},     {"0", 0, 0}};
+    struct kvt_config config;
+    char text[64];
+
+    (void)state;
+    kvt_config_init(&config);
+    for (uint32_t i = 0; i < KVT_COUNT_OF(rows); i++) {
+        (void)snprintf(text, sizeof(text), "tiers.l1.bytes=%s", rows[i].text);
+        assert_int_equal(kvt_config_set(&config, text, &report), 0);
+        assert_true(config.l1.size.bytes == rows[i].bytes);
+        assert_true(config.l1.size.milli_pct == rows[i].milli_pct);
+    }
+    config.l1.size = (struct kvt_config_share){.milli_pct = 60000};
+    assert_true(kvt_config_share_bytes(&config.l1.size, UINT64_C(10) << 60) == UINT64_C(6) << 60);
+    problems[0] = '\0';
+    assert_int_equal(kvt_config_set(&config, "tiers.l1.bytes=0%", &report), -EINVAL);
+    assert_int_equal(kvt_config_set(&config, "tiers.l1.bytes=101%", &report), -EINVAL);
+    assert_int_equal(kvt_config_set(&config, "tiers.l1.bytes=1KiB", &report), -EINVAL);
+    assert_non_null(strstr(problems, "\"0%\" is nothing"));
+    assert_non_null(strstr(problems, "\"101%\" is too large"));
+    assert_non_null(strstr(problems, "\"1KiB\" is out of bounds"));
+    assert_true(config.l1.size.bytes == 0 && config.l1.size.milli_pct == 60000);
 }
 
 static void test_facts(void **state)
@@ -311,6 +447,9 @@ int main(void)
         cmocka_unit_test(test_set),
         cmocka_unit_test(test_print_round_trips),
         cmocka_unit_test(test_relations),
+        cmocka_unit_test(test_staging_is_memory),
+        cmocka_unit_test(test_gpus),
+        cmocka_unit_test(test_shares),
         cmocka_unit_test(test_facts),
         cmocka_unit_test(test_no_memory),
     };

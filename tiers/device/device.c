@@ -27,3 +27,12 @@ uint32_t kvt_device_numa_nodes(const struct kvt_device_config *config, int ret_n
         return 0;
     return kvt_probe_numa_nodes(kvt_cuda_calls(), config, ret_nodes);
 }
+
+/* No tier of this build has a GPU yet: what kvt_device_open makes is of another backend. */
+bool kvt_device_gpu(const struct kvt_tier *tier, uint32_t idx, struct kvt_device_gpu *ret_gpu)
+{
+    (void)tier;
+    (void)idx;
+    (void)ret_gpu;
+    return false;
+}

@@ -1,0 +1,132 @@
+#include "daemon/start_l1.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/size.h"
+#include "daemon/start.h"
+#include "tiers/host/host.h"
+
+/* Transfers that L1 takes before it says "full": enough to keep it busy, little enough that a
+ * deadline means something. */
+#define INFLIGHT_MAX 1024u
+
+/* "GPU-1b2c3d4e-...", as nvidia-smi -L writes it. */
+#define UUID_TEXT_BYTES 48u
+
+static void format_uuid(const uint8_t uuid[KVT_CUDA_UUID_BYTES], char ret_text[UUID_TEXT_BYTES])
+{
+    size_t at = (size_t)snprintf(ret_text, UUID_TEXT_BYTES, "GPU");
+
+    for (uint32_t i = 0; i < KVT_CUDA_UUID_BYTES; i++)
+        at += (size_t)snprintf(ret_text + at, UUID_TEXT_BYTES - at, "%s%02x",
+                               i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
+}
+
+static struct kvt_device_config device_config(const struct kvt_daemon *daemon)
+{
+    const struct kvt_config *config = daemon->config;
+    const struct kvt_tier *l2 = daemon->tiers[KVT_TIER_HOST];
+    bool is_cuda = config->l1.backend == KVT_CONFIG_L1_CUDA;
+    uint64_t bytes = is_cuda ? config->l1.size.bytes
+                             : kvt_config_share_bytes(&config->l1.size, kvt_config_ram_bytes());
+
+    return (struct kvt_device_config){
+        .backend = is_cuda ? "cuda" : "host",
+        .bytes = kvt_round_up(bytes, KVT_HUGE_PAGE_BYTES),
+        .pct = is_cuda ? (uint32_t)(config->l1.size.milli_pct / 1000) : 0,
+        .host_memory = kvt_host_memory(l2),
+        .host_memory_bytes = l2->capacity_bytes,
+        .inflight_max = INFLIGHT_MAX,
+        .doorbell = &((struct kvt_daemon *)daemon)->doorbell,
+        .gpus = config->l1.gpus,
+        .headroom_bytes = config->l1.headroom_bytes,
+        .staging_bytes = kvt_round_up(config->l1.staging_bytes, KVT_HUGE_PAGE_BYTES),
+        .inflight_bytes_max = config->l1.inflight_bytes,
+        .streams = config->l1.streams,
+        .crossover_bytes = (uint32_t)config->l1.crossover_bytes,
+        .retry_min_ns = config->l1.retry_min_ns,
+        .retry_max_ns = config->l1.retry_max_ns,
+        .is_export_allowed = config->l1.is_export,
+        .sysfs = "/sys",
+    };
+}
+
+/* One line a GPU. */
+static void log_gpu(const struct kvt_device_gpu *gpu, const struct kvt_device_report *report)
+{
+    char uuid[UUID_TEXT_BYTES], arena[KVT_SIZE_TEXT_BYTES], node[32] = "";
+
+    format_uuid(gpu->info.uuid, uuid);
+    if (gpu->state == KVT_GPU_REFUSED) {
+        kvt_log_warn("L1: GPU %d %s (%s) is not used: %s", gpu->index, gpu->info.name, uuid,
+                     gpu->why);
+        return;
+    }
+    if (gpu->numa_node >= 0)
+        (void)snprintf(node, sizeof(node), ", NUMA node %d", gpu->numa_node);
+    kvt_size_format_short(gpu->arena_bytes, arena);
+    kvt_log_info("L1: GPU %d %s (%s), arena of %s, sm_%u%s, copies to L2 %s%s%s%s", gpu->index,
+                 gpu->info.name, uuid, arena, gpu->info.sm, node,
+                 report->is_host_pinned ? "by the copy engine (it is pinned)" : "through staging",
+                 !report->is_host_pinned && report->pin_why[0] != '\0' ? " (" : "",
+                 report->is_host_pinned ? "" : report->pin_why,
+                 !report->is_host_pinned && report->pin_why[0] != '\0' ? ")" : "");
+}
+
+static void log_open(const struct kvt_daemon *daemon)
+{
+    const struct kvt_tier *tier = daemon->tiers[KVT_TIER_DEVICE];
+    struct kvt_device_gpu gpu;
+    char size[KVT_SIZE_TEXT_BYTES];
+
+    kvt_size_format_short(tier->capacity_bytes, size);
+    kvt_log_info("L1: %s, %s", size, tier->detail);
+    for (uint32_t i = 0; kvt_device_gpu(tier, i, &gpu); i++)
+        log_gpu(&gpu, &daemon->l1.report);
+}
+
+static int fail(struct kvt_daemon *daemon, enum kvt_exit how, int r)
+{
+    daemon->exit = how;
+    return kvt_trace(r);
+}
+
+int kvt_start_l1(void *ctx)
+{
+    struct kvt_daemon *daemon = ctx;
+    struct kvt_daemon_l1 *l1 = &daemon->l1;
+    char size[KVT_SIZE_TEXT_BYTES];
+    int r;
+
+    if (daemon->config->l1.backend == KVT_CONFIG_L1_NONE) {
+        kvt_log_info("L1: off: not configured (tiers.l1.backend is none)");
+        return 0;
+    }
+    l1->config = device_config(daemon);
+    r = kvt_device_open(&daemon->tiers[KVT_TIER_DEVICE], &l1->config, &l1->report);
+    if (r == 0) {
+        log_open(daemon);
+        return 0;
+    }
+    if (r == KVT_DEVICE_E_NONE) {
+        kvt_log_warn("L1: off: %s", l1->report.why);
+        return 0;
+    }
+    if (r == -EINVAL && l1->report.why[0] != '\0') {
+        kvt_log_error("L1: %s", l1->report.why);
+        return fail(daemon, KVT_EXIT_CONFIG, r);
+    }
+    kvt_size_format_short(l1->config.bytes, size);
+    kvt_log_error("L1: %s from backend %s cannot be had: %s (lower tiers.l1.bytes)", size,
+                  l1->config.backend, strerror(-r));
+    return fail(daemon, KVT_EXIT_FAILURE, r);
+}
+
+void kvt_undo_l1(void *ctx)
+{
+    struct kvt_daemon *daemon = ctx;
+
+    daemon->tiers[KVT_TIER_DEVICE] = kvt_tier_close(daemon->tiers[KVT_TIER_DEVICE]);
+}

@@ -1,0 +1,18 @@
+/* L1's part of start and stop: its memory, what the log says of each GPU, and how much of it there
+ * is. A GPU that is not there or cannot be used is no error: one line says why, and the daemon goes
+ * on with the others, or with L2 and L3. Only a configuration that makes no sense, and a host
+ * backend without its memory, end the start. Main thread only. */
+#pragma once
+
+#include "daemon/config.h"
+#include "tiers/device/device.h"
+
+struct kvt_daemon;
+
+struct kvt_daemon_l1 {
+    struct kvt_device_config config; /* as it was opened */
+    struct kvt_device_report report; /* what was found; of backend none: nothing */
+};
+
+int kvt_start_l1(void *ctx); /* steps: see daemon/base/steps.h */
+void kvt_undo_l1(void *ctx);

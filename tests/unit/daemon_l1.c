@@ -1,0 +1,232 @@
+/* L1's part of the daemon's start, against a device tier that answers what the test wants: which
+ * configuration it is given, what the log says, and how the daemon goes on. */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+#include "daemon/start.h"
+#include "tests/common/cmocka.h"
+#include "tiers/host/host.h"
+
+static struct {
+    int result;
+    struct kvt_device_report report;
+    struct kvt_device_config given;
+    struct kvt_device_gpu gpus[2];
+    uint32_t gpus_count, opens, closes;
+} fake;
+
+static void fake_close(struct kvt_tier *tier)
+{
+    (void)tier;
+    fake.closes++;
+}
+
+static const struct kvt_tier_ops fake_ops = {.name = "device", .close = fake_close};
+static struct kvt_tier fake_tier = {
+    .ops = &fake_ops, .capacity_bytes = 2 * KVT_GIB, .detail = "2 GPUs"};
+static struct kvt_tier l2 = {.ops = &fake_ops, .capacity_bytes = KVT_GIB};
+static uint8_t l2_memory;
+
+uint8_t *kvt_host_memory(const struct kvt_tier *tier)
+{
+    assert_ptr_equal(tier, &l2);
+    return &l2_memory;
+}
+
+int kvt_device_open(struct kvt_tier **ret_tier, const struct kvt_device_config *config,
+                    struct kvt_device_report *ret_report)
+{
+    fake.opens++;
+    fake.given = *config;
+    *ret_report = fake.report;
+    if (fake.result == 0)
+        *ret_tier = &fake_tier;
+    return fake.result;
+}
+
+bool kvt_device_gpu(const struct kvt_tier *tier, uint32_t idx, struct kvt_device_gpu *ret_gpu)
+{
+    if (tier != &fake_tier || idx >= fake.gpus_count)
+        return false;
+    *ret_gpu = fake.gpus[idx];
+    return true;
+}
+
+static void ignore(void *ctx, const char *line)
+{
+    (void)ctx;
+    fail_msg("%s", line);
+}
+
+/* Starts L1 with the settings, and gives what the log said meanwhile. */
+static int start(struct kvt_daemon *daemon, const char *const sets[], char *ret_log, size_t bytes)
+{
+    static const struct kvt_config_report report = {.problem = ignore};
+    static struct kvt_config config;
+    int log[2], r;
+    ssize_t got;
+
+    kvt_config_init(&config);
+    for (uint32_t i = 0; sets[i] != NULL; i++)
+        assert_int_equal(kvt_config_set(&config, sets[i], &report), 0);
+    *daemon = (struct kvt_daemon){
+        .config = &config, .exit = KVT_EXIT_OK, .tiers = {[KVT_TIER_HOST] = &l2}};
+    assert_int_equal(pipe(log), 0);
+    kvt_log_init(log[1], true);
+    r = kvt_start_l1(daemon);
+    kvt_log_init(STDERR_FILENO, true);
+    assert_int_equal(close(log[1]), 0);
+    got = read(log[0], ret_log, bytes - 1);
+    assert_true(got >= 0);
+    ret_log[got] = '\0';
+    assert_int_equal(close(log[0]), 0);
+    return r;
+}
+
+static uint32_t lines_of(const char *text)
+{
+    uint32_t count = 0;
+
+    for (; *text != '\0'; text++)
+        count += *text == '\n';
+    return count;
+}
+
+static int reset(void **state)
+{
+    (void)state;
+    memset(&fake, 0, sizeof(fake));
+    return 0;
+}
+
+static void test_off(void **state)
+{
+    static const char *const none[] = {NULL};
+    static const char *const cuda[] = {"tiers.l1.backend=cuda", "tiers.l1.bytes=60%", NULL};
+    struct kvt_daemon daemon;
+    char log[1024];
+
+    (void)state;
+    assert_int_equal(start(&daemon, none, log, sizeof(log)), 0);
+    assert_non_null(strstr(log, "L1: off: not configured"));
+    assert_int_equal(lines_of(log), 1);
+    assert_int_equal(fake.opens, 0);
+    fake.result = KVT_DEVICE_E_NONE;
+    (void)snprintf(fake.report.why, sizeof(fake.report.why), "no NVIDIA driver");
+    assert_int_equal(start(&daemon, cuda, log, sizeof(log)), 0);
+    assert_non_null(strstr(log, "L1: off: no NVIDIA driver\n"));
+    assert_int_equal(lines_of(log), 1);
+    assert_null(daemon.tiers[KVT_TIER_DEVICE]);
+    assert_string_equal(daemon.l1.report.why, "no NVIDIA driver");
+    assert_int_equal(daemon.exit, KVT_EXIT_OK);
+    kvt_undo_l1(&daemon);
+    assert_int_equal(fake.closes, 0);
+}
+
+static void test_failures(void **state)
+{
+    static const char *const host[] = {"tiers.l1.backend=host", "tiers.l1.bytes=3MiB", NULL};
+    struct kvt_daemon daemon;
+    char log[1024];
+
+    (void)state;
+    fake.result = -ENOMEM;
+    assert_int_equal(start(&daemon, host, log, sizeof(log)), -ENOMEM);
+    assert_int_equal(daemon.exit, KVT_EXIT_FAILURE);
+    assert_non_null(strstr(log, "L1: 4.00 MiB from backend host cannot be had: Cannot allocate"));
+    fake.result = -EINVAL;
+    (void)snprintf(fake.report.why, sizeof(fake.report.why), "tiers.l1.gpus: 0 and GPU-1b are one");
+    assert_int_equal(start(&daemon, host, log, sizeof(log)), -EINVAL);
+    assert_int_equal(daemon.exit, KVT_EXIT_CONFIG);
+    assert_non_null(strstr(log, "L1: tiers.l1.gpus: 0 and GPU-1b are one\n"));
+}
+
+static void test_configuration_is_handed_on(void **state)
+{
+    static const char *const sets[] = {
+        "tiers.l1.backend=cuda",  "tiers.l1.bytes=60%",      "tiers.l1.gpus=1, GPU-1b2c3d4e",
+        "tiers.l1.headroom=3GiB", "tiers.l1.staging=33MiB",  "tiers.l1.streams=3",
+        "tiers.l1.inflight=1GiB", "tiers.l1.crossover=1MiB", "tiers.l1.retry_min=2s",
+        "tiers.l1.retry_max=3s",  "tiers.l1.export=true",    NULL};
+    static const char *const host[] = {"tiers.l1.backend=host", "tiers.l1.bytes=50%", NULL};
+    struct kvt_daemon daemon;
+    char log[2048];
+
+    (void)state;
+    assert_int_equal(start(&daemon, sets, log, sizeof(log)), 0);
+    assert_string_equal(fake.given.backend, "cuda");
+    assert_int_equal(fake.given.bytes, 0);
+    assert_int_equal(fake.given.pct, 60);
+    assert_string_equal(fake.given.gpus, "1, GPU-1b2c3d4e");
+    assert_true(fake.given.headroom_bytes == 3 * KVT_GIB);
+    assert_true(fake.given.staging_bytes == 34 * KVT_MIB); /* whole huge pages */
+    assert_int_equal(fake.given.streams, 3);
+    assert_true(fake.given.inflight_bytes_max == KVT_GIB);
+    assert_int_equal(fake.given.crossover_bytes, KVT_MIB);
+    assert_true(fake.given.retry_min_ns == 2 * KVT_NS_PER_S);
+    assert_true(fake.given.retry_max_ns == 3 * KVT_NS_PER_S);
+    assert_true(fake.given.is_export_allowed);
+    assert_ptr_equal(fake.given.host_memory, &l2_memory);
+    assert_true(fake.given.host_memory_bytes == KVT_GIB);
+    assert_ptr_equal(fake.given.doorbell, &daemon.doorbell);
+    assert_string_equal(fake.given.sysfs, "/sys");
+    kvt_undo_l1(&daemon);
+    kvt_undo_l1(&daemon);
+    assert_int_equal(fake.closes, 1);
+
+    assert_int_equal(start(&daemon, host, log, sizeof(log)), 0);
+    assert_string_equal(fake.given.backend, "host");
+    assert_int_equal(fake.given.pct, 0);
+    assert_true(fake.given.bytes == kvt_round_up(kvt_config_ram_bytes() / 2, KVT_HUGE_PAGE_BYTES));
+    kvt_undo_l1(&daemon);
+}
+
+/* One line of each GPU, used or refused. */
+static void test_lines(void **state)
+{
+    static const char *const cuda[] = {"tiers.l1.backend=cuda", "tiers.l1.bytes=1GiB", NULL};
+    struct kvt_daemon daemon;
+    char log[2048];
+
+    (void)state;
+    fake.gpus_count = 2;
+    fake.gpus[0] = (struct kvt_device_gpu){
+        .info = {.uuid = {0x1b, 0x2c, 0x3d, 0x4e, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0xff},
+                 .name = "NVIDIA H200",
+                 .sm = 90},
+        .numa_node = 1,
+        .arena_bytes = KVT_GIB};
+    fake.gpus[1] = (struct kvt_device_gpu){.info = {.name = "NVIDIA L4"},
+                                           .index = 3,
+                                           .numa_node = -1,
+                                           .state = KVT_GPU_REFUSED,
+                                           .why = "it is in exclusive mode and busy"};
+    fake.report.is_host_pinned = true;
+    assert_int_equal(start(&daemon, cuda, log, sizeof(log)), 0);
+    assert_non_null(strstr(log, "L1: 2.00 GiB, 2 GPUs\n"));
+    assert_non_null(
+        strstr(log, "L1: GPU 0 NVIDIA H200 (GPU-1b2c3d4e-0506-0708-090a-0b0c0d0e0fff), arena of "
+                    "1.00 GiB, sm_90, NUMA node 1, copies to L2 by the copy engine (it is "
+                    "pinned)\n"));
+    assert_non_null(strstr(log, "L1: GPU 3 NVIDIA L4 (GPU-00000000-0000-0000-0000-000000000000) is "
+                                "not used: it is in exclusive mode and busy\n"));
+    assert_int_equal(lines_of(log), 3);
+    fake.report.is_host_pinned = false;
+    (void)snprintf(fake.report.pin_why, sizeof(fake.report.pin_why), "out of memory");
+    assert_int_equal(start(&daemon, cuda, log, sizeof(log)), 0);
+    assert_non_null(strstr(log, "NUMA node 1, copies to L2 through staging (out of memory)\n"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_off, reset),
+        cmocka_unit_test_setup(test_failures, reset),
+        cmocka_unit_test_setup(test_configuration_is_handed_on, reset),
+        cmocka_unit_test_setup(test_lines, reset),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
