@@ -26,14 +26,18 @@ extern "C" {
 
 /* ---- gather and scatter ---------------------------------------------------------------------- */
 
-#define KVT_KERNEL_BLOCK_NONE UINT64_MAX /* scatter: that part of the payload is not written */
+/* An id of no engine block: its parts are not moved (a gather leaves those bytes of the payload as
+ * they are) and are not in the check. */
+#define KVT_KERNEL_BLOCK_NONE UINT64_MAX
+
+#define KVT_COPY_PIECE_BYTES_MAX (1u << 30)
 
 struct kvt_copy_piece {
     uint64_t base;         /* of engine block 0 */
     uint64_t stride_bytes; /* from one engine block to the next; >= bytes */
     uint64_t
         payload_offset_bytes; /* where this piece of the first listed block lies in the payload */
-    uint32_t bytes;           /* of one engine block: 1 .. 2^30 */
+    uint32_t bytes;           /* of one engine block: 1 .. KVT_COPY_PIECE_BYTES_MAX */
     uint32_t pad;             /* 0 */
 };
 
@@ -50,7 +54,8 @@ struct kvt_copy_batch { /* many small copies in one launch */
     uint64_t jobs;      /* address of jobs_count struct kvt_copy_job, readable by the stream until
                            the launch is over */
     uint32_t jobs_count;
-    /* The greatest of all jobs: the shape of the launch. */
+    /* The greatest of all jobs: the shape of the launch. pieces_max * blocks_max * (piece_bytes_max
+     * / 64, rounded up) is less than 2^31 (payloads of up to 128 GiB), or -EINVAL. */
     uint32_t pieces_max, blocks_max, piece_bytes_max;
 };
 
@@ -65,21 +70,29 @@ enum {                        /* of kvt_copy_validate */
        KVT_COPY_E_STRIDE = 2, /* a stride smaller than the bytes */
        KVT_COPY_E_RANGE = 3,  /* an address overflows, or the payload ends before a piece does */
        KVT_COPY_E_OVERLAP =
-           4, /* two parts of the pool, or the pool and the payload, share a byte */
+           4, /* two parts of the pool or of the payload, or pool and payload, share a byte */
        KVT_COPY_E_UNCHECKED = 5 /* a check is wanted of a piece that is not checkable */
 };
 /* Whether a job, whose addresses this process can read (all of them but `payload` and `base`), is
- * one that gather or scatter may be given. The launches themselves trust their jobs. O(n log n) in
- * pieces x blocks; no allocation beyond that many 16-byte entries (-ENOMEM). */
+ * one that gather or scatter may be given. The launches themselves trust their jobs (the host
+ * refuses those beyond the batch's maxima). O(n log n) in pieces x blocks; no allocation beyond
+ * that many 16-byte entries (-ENOMEM, also of more than 2^32). -EINVAL: `pad` is not 0. */
 KVT_MUST_USE int kvt_copy_validate(const struct kvt_copy_job *job, uint64_t payload_bytes);
 
 /* ---- check ----------------------------------------------------------------------------------- */
 
-/* Sum (mod 2^64) over the payload's little-endian 8-byte words w at word index i of
- * mix(w, i); a last part of less than 8 bytes counts as a word padded with zeros. mix is such that
- * a word that is wrong, missing (zero or old), or in another's place changes the sum with all but
- * 2^-64 chance; words may be summed in any order, so copies in flight can add up what they moved.
- * It is no defence against an adversary. */
+/* Sum (mod 2^64) over the payload's little-endian 8-byte words w at word index i of mix(w, i); a
+ * last part of less than 8 bytes counts as a word padded with zeros. With all arithmetic mod 2^64:
+ *
+ *   x = w ^ ((i + 1) * 0x9e3779b97f4a7c15)
+ *   x = (x ^ (x >> 32)) * 0xbf58476d1ce4e5b9
+ *   x = (x ^ (x >> 29)) * 0x94d049bb133111eb
+ *   mix = x ^ (x >> 32)
+ *
+ * For one i that is a bijection of w: a single word that is wrong is always noticed. Several that
+ * are wrong, missing (zero or old) or in each other's places change the sum with all but 2^-64
+ * chance. Words may be summed in any order, so copies in flight can add up what they moved. It is
+ * no defence against an adversary. */
 struct kvt_check_job {
     uint64_t payload, bytes;
     uint64_t check; /* address of a uint64_t to which it is added */
@@ -125,10 +138,11 @@ uint64_t kvt_quant_bytes(const struct kvt_quant_spec *spec, uint64_t raw_bytes);
 uint64_t kvt_quant_scales_offset(const struct kvt_quant_spec *spec, uint64_t raw_bytes);
 
 struct kvt_quant_job {
-    uint64_t raw;                    /* address of the raw bytes of planes [first, end) */
-    uint64_t quantised;              /* address of the whole quantised payload */
+    uint64_t raw;                    /* address of the raw bytes of planes [first, end); even */
+    uint64_t quantised;              /* address of the whole quantised payload; % 4 == 0 */
     uint32_t planes_count;           /* of the whole payload */
-    uint32_t first_plane, end_plane; /* those that this job converts */
+    uint32_t first_plane, end_plane; /* those that this job converts; that of the last plane also
+                                        writes the zeros (quantise) */
     uint32_t pad;                    /* 0 */
 };
 struct kvt_quant_batch {
@@ -146,7 +160,7 @@ enum kvt_layout_order { /* of a pool or payload of L layers (K, V count), P page
 };
 struct kvt_relayout {
     uint64_t src, dst; /* addresses; the two may not overlap */
-    uint32_t from, to; /* enum kvt_layout_order */
+    uint32_t from, to; /* enum kvt_layout_order; the same one twice is a plain copy */
     uint32_t layers, pages, tokens, heads;
     uint32_t head_bytes; /* bytes of one head of one token: head_dim x element size */
 };
