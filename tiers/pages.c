@@ -104,9 +104,8 @@ uint32_t kvt_pages_thp_pct(const uint8_t *base, uint64_t bytes)
         return 0;
     while (fgets(line, sizeof(line), smaps) != NULL) {
         if (sscanf(line, "%llx-%llx ", &start, &end) == 2) {
-            if (is_ours)
-                break;
-            is_ours = start <= (uintptr_t)base && (uintptr_t)base < end;
+            /* Several, where parts of it have policies of their own. */
+            is_ours = start < (uintptr_t)base + bytes && (uintptr_t)base < end;
         } else if (is_ours && (sscanf(line, "AnonHugePages: %llu kB", &kib) == 1 ||
                                sscanf(line, "ShmemPmdMapped: %llu kB", &kib) == 1)) {
             total_kib += kib;

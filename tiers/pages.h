@@ -13,5 +13,5 @@ KVT_MUST_USE int kvt_pages_map(int fd, uint64_t bytes, bool want_thp, uint8_t **
 void kvt_pages_unmap(uint8_t *base, uint64_t bytes);
 /* Touches every page for writing; -errno where the memory is not there (no SIGBUS). */
 KVT_MUST_USE int kvt_pages_populate(uint8_t *base, uint64_t bytes);
-/* How much of the mapping that begins at @base lies on transparent huge pages. */
+/* How much of the mapped range lies on transparent huge pages. */
 uint32_t kvt_pages_thp_pct(const uint8_t *base, uint64_t bytes);

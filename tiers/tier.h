@@ -132,7 +132,7 @@ struct kvt_tier { /* first member of each tier's own struct */
     uint32_t zones_count;       /* 0: one zone, all of it, with the tier's counters */
     struct kvt_tier_zone zones[KVT_ZONES_MAX]; /* fixed after open */
     struct kvt_tier_counters counters;
-    char detail[192]; /* for people: "memfd, 2 MiB hugetlb pages, locked"; fixed after open */
+    char detail[288]; /* for people: "memfd, 2 MiB hugetlb pages, locked"; fixed after open */
 };
 
 /* Hands over a prefix of @xfers: 0 and *ret_taken (1..count), or KVT_TIER_E_FULL (none taken). */

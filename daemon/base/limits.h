@@ -43,7 +43,8 @@
 
 #define KVT_TOUCHES_MAX 7u /* reads of a block that are counted; more are not told apart */
 
-#define KVT_ZONES_MAX 16u /* failure domains of a tier: devices of L3 */
+#define KVT_ZONES_MAX 16u       /* failure domains of a tier: devices of L3 */
+#define KVT_NUMA_NODES_MAX 1024 /* numbers of nodes are below */
 #define KVT_DIO_ALIGN_BYTES 4096u
 #define KVT_HUGE_PAGE_BYTES (2u << 20)
 

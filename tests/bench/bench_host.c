@@ -284,7 +284,7 @@ static void bench_start(struct bench *bench, enum kvt_host_pages pages)
     uint64_t bytes = bench->is_quick ? 128 * KVT_MIB : KVT_GIB;
     double tier_ms[5], bare_ms[5];
     uint32_t rounds = bench->is_quick ? 1 : 5;
-    static char details[2][192], figures[2][48];
+    static char details[2][sizeof(((struct kvt_tier *)NULL)->detail)], figures[2][48];
     char *detail = details[pages == KVT_HOST_PAGES_ANONYMOUS];
     char *figure = figures[pages == KVT_HOST_PAGES_ANONYMOUS];
     struct kvt_doorbell bell = KVT_DOORBELL_NULL;

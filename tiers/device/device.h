@@ -38,7 +38,6 @@ struct kvt_device_config {
     uint64_t hang_ns;
 };
 #define KVT_DEVICE_LINE_BYTES 256u /* of one line for people */
-#define KVT_NUMA_NODES_MAX 64      /* numbers of nodes are below */
 
 /* "GPU-1b2c3d4e-....", as nvidia-smi -L has it. Indices are CUDA's, which CUDA_VISIBLE_DEVICES and
  * CUDA_DEVICE_ORDER change: whoever names a GPU to people gives both. */

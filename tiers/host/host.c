@@ -14,6 +14,7 @@
 
 #include "daemon/base/alloc.h"
 #include "daemon/base/guard.h"
+#include "tiers/host/parts.h"
 #include "tiers/pages.h"
 #include "tiers/worker.h"
 
@@ -26,6 +27,7 @@ struct host {
     uint8_t *base;
     uint64_t bytes;
     int memfd; /* -1: anonymous */
+    struct kvt_host_parts parts;
 };
 
 static struct host *host_of(const struct kvt_tier *tier)
@@ -57,8 +59,10 @@ static int memory_map(struct host *host, bool want_thp)
 {
     int r = kvt_pages_map(host->memfd, host->bytes, want_thp, &host->base);
 
-    if (r == 0)
+    if (r == 0) {
+        kvt_host_parts_place(&host->parts, host->base);
         r = kvt_pages_populate(host->base, host->bytes);
+    }
     if (r < 0)
         memory_undo(host);
     return r == -EFAULT || r == -ENOSPC ? -ENOMEM : r;
@@ -208,6 +212,30 @@ static void host_close(struct kvt_tier *tier)
     kvt_free(host);
 }
 
+/* What the tier says of itself; several parts are zones. */
+static void host_describe(struct host *host, const char *memory, const char *lock)
+{
+    struct kvt_tier *tier = &host->worker.tier;
+    char placed[KVT_HOST_PARTS_TEXT_BYTES];
+
+    kvt_host_parts_describe(&host->parts, host->base, placed);
+    tier->capacity_bytes = host->bytes;
+    snprintf(tier->detail, sizeof(tier->detail), "%s, %s%s", memory, lock, placed);
+    if (host->parts.count < 2)
+        return;
+    for (uint32_t i = 0; i < host->parts.count; i++) {
+        const struct kvt_host_part *part = &host->parts.parts[i];
+        struct kvt_tier_zone *zone = &tier->zones[i];
+
+        *zone = (struct kvt_tier_zone){.base_bytes = part->base_bytes,
+                                       .bytes = part->bytes,
+                                       .counters = &tier->counters,
+                                       .numa_node = part->result == 0 ? part->node : -1};
+        snprintf(zone->name, sizeof(zone->name), "node %d", part->node);
+    }
+    tier->zones_count = host->parts.count;
+}
+
 static const struct kvt_tier_ops host_ops = {
     .name = "host", .submit = kvt_worker_submit, .reap = kvt_worker_reap, .close = host_close};
 
@@ -219,7 +247,8 @@ int kvt_host_open(struct kvt_tier **ret_tier, const struct kvt_host_config *conf
     struct host *host;
     int r, lock_result;
 
-    if (config->bytes < KVT_DIO_ALIGN_BYTES || config->inflight_max == 0)
+    if (config->bytes < KVT_DIO_ALIGN_BYTES || config->inflight_max == 0 ||
+        config->numa_nodes_count > KVT_ZONES_MAX)
         return kvt_trace(-EINVAL);
     r = kvt_guard_install();
     if (r < 0)
@@ -229,6 +258,8 @@ int kvt_host_open(struct kvt_tier **ret_tier, const struct kvt_host_config *conf
         return kvt_trace(-ENOMEM);
     host->memfd = -1;
     host->bytes = kvt_round_down(config->bytes, page_bytes);
+    kvt_host_parts_cut(&host->parts, host->bytes, page_bytes, config->numa_nodes,
+                       config->numa_nodes_count);
     host->worker.execute = host_execute;
     r = kvt_worker_init(&host->worker, &host_ops, config->inflight_max, config->doorbell);
     if (r < 0)
@@ -241,8 +272,7 @@ int kvt_host_open(struct kvt_tier **ret_tier, const struct kvt_host_config *conf
         r = lock_result;
         goto undo_memory;
     }
-    host->worker.tier.capacity_bytes = host->bytes;
-    snprintf(host->worker.tier.detail, sizeof(host->worker.tier.detail), "%s, %s", memory, lock);
+    host_describe(host, memory, lock);
     r = kvt_worker_start(&host->worker, "kvt-host", kvt_worker_loop_each);
     if (r < 0)
         goto undo_memory;

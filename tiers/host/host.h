@@ -5,6 +5,11 @@
  * ANONYMOUS is the same memory without a memfd: many systems give transparent huge pages to it and
  * not to shared memory, but nobody can be handed it, so it ends with the process.
  *
+ * With NUMA nodes it is as many parts as there are nodes, of the same size but for a huge page,
+ * each preferred on its node before it is touched; several parts are zones of the tier. They fail
+ * as one: the counters of a zone are the tier's. Where a node is full, or placing is not allowed,
+ * the memory is what the system gave, and `detail` says so.
+ *
  * open/close: init-only (main thread). memory: any thread, fixed until close. The engine decides
  * who owns which slot (tiers/slab.h) and writes slot headers itself; this tier moves payload. */
 #pragma once
@@ -25,6 +30,8 @@ struct kvt_host_config {
     bool is_locked_required;   /* false: mlock failure is noted in `detail`, not an error */
     uint32_t inflight_max;
     struct kvt_doorbell *doorbell; /* of the engine */
+    uint32_t numa_nodes_count;     /* 0: wherever the system likes */
+    int numa_nodes[KVT_ZONES_MAX];
 };
 
 /* -ENOMEM when the memory is not there (also: more than the cgroup allows), -ENOTSUP when THP or

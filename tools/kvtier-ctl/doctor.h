@@ -61,7 +61,7 @@ struct kvt_ctl_pools {
     uint64_t l1_bytes, l2_bytes, l3_bytes, index_bytes;
     char l3_paths[KVT_CTL_YAML_BYTES]; /* as tiers.l3.path; "" unknown or off */
     char l3_index_dir[KVT_CTL_YAML_BYTES];
-    char l2_detail[192]; /* of a running daemon: which pages it got */
+    char l2_detail[288]; /* of a running daemon: which pages it got */
 };
 
 /* From a configuration ("-": standard input), as written or as kvtierd --print-config shows it:
