@@ -519,6 +519,53 @@ struct kvt_api_device_stats { /* one device of L3 */
  * taken to go on. Below an hour of it no life is told: a start is no sample. */
 void kvt_api_device_wear(struct kvt_api_device_stats *device, uint64_t uptime_ns);
 
+enum kvt_api_gpu_state { /* as enum kvt_gpu_state */
+                         KVT_API_GPU_OK = 0,
+                         KVT_API_GPU_LOST = 1,
+                         KVT_API_GPU_REFUSED = 2,
+};
+#define KVT_API_GPUS_MAX (2 * KVT_ZONES_MAX)
+
+struct kvt_api_l1_stats {
+    struct kvt_text backend;                  /* "none", "host", "cuda" */
+    bool has_cuda;                            /* of the daemon's build */
+    uint32_t driver_version, runtime_version; /* 13000 is 13.0; 0: none */
+    bool is_host_pinned;
+    struct kvt_text pin_why; /* why L2 is not pinned */
+    struct kvt_text why;     /* why no GPU is used */
+    bool is_export_allowed;
+};
+
+struct kvt_api_gpu_path {
+    const char *name; /* "from_engine_kernel" */
+    uint64_t bytes, transfers;
+};
+
+struct kvt_api_gpu_stats { /* one GPU of L1, used or refused */
+    uint32_t index;
+    uint8_t uuid[KVT_CUDA_UUID_BYTES];
+    struct kvt_text name, pci;
+    int32_t numa_node; /* -1: not known */
+    uint32_t sm;
+    uint64_t memory_bytes;
+    uint32_t state; /* enum kvt_api_gpu_state */
+    struct kvt_text why;
+    bool has_ipc;
+    uint64_t arena_bytes, staging_bytes;
+    uint64_t used_bytes, slab_bytes, copies; /* of the arena */
+    uint64_t inflight_bytes;
+    uint64_t lost_ns; /* how long it is lost now */
+    uint64_t losses, revivals;
+    uint32_t last_error; /* CUDA's number */
+    uint32_t paths_count;
+    struct kvt_api_gpu_path *paths;
+    uint64_t launches, launched_jobs;
+    uint64_t checked_bytes, unchecked_transfers, bad_checks;
+    uint64_t quantised_bytes, dequantised_bytes;
+    uint32_t errors_count;
+    struct kvt_api_counter *errors; /* as of a device of L3 */
+};
+
 struct kvt_api_ns_stats {
     uint8_t fingerprint[KVT_FINGERPRINT_BYTES];
     struct kvt_text model, revision, dtype;
@@ -554,6 +601,9 @@ struct kvt_ans_stats {
     struct kvt_api_tier_stats tiers[KVT_API_TIERS];
     uint32_t devices_count; /* at most KVT_ZONES_MAX, in the order of tiers.l3.path */
     struct kvt_api_device_stats *devices;
+    struct kvt_api_l1_stats l1;
+    uint32_t gpus_count; /* at most KVT_API_GPUS_MAX: those in use, then those that are not */
+    struct kvt_api_gpu_stats *gpus;
     uint32_t namespaces_count;
     struct kvt_api_ns_stats *namespaces;
     uint32_t engines_count;

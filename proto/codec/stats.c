@@ -130,8 +130,8 @@ static bool put_engines(struct kvt_op *op, Kvtier__V1__StatsAnswer *out)
     return true;
 }
 
-static Kvtier__V1__Counter **put_counters(struct kvt_op *op, const struct kvt_api_counter *counters,
-                                          uint32_t count)
+Kvtier__V1__Counter **kvt_codec_put_counters(struct kvt_op *op,
+                                             const struct kvt_api_counter *counters, uint32_t count)
 {
     Kvtier__V1__Counter *views = kvt_arena_array(op->arena, count, sizeof(*views));
     Kvtier__V1__Counter **list = kvt_arena_array(op->arena, count, sizeof(*list));
@@ -193,7 +193,7 @@ static bool put_device(struct kvt_op *op, const struct kvt_api_device_stats *dev
     view->dwpd_milli = device->dwpd_milli;
     view->life_left_days = device->life_left_days;
     view->n_errors = device->errors_count;
-    view->errors = put_counters(op, device->errors, device->errors_count);
+    view->errors = kvt_codec_put_counters(op, device->errors, device->errors_count);
     view->index = put_index(op, &device->index);
     return view->errors != NULL && view->index != NULL;
 }
@@ -238,9 +238,9 @@ ProtobufCMessage *kvt_codec_encode_stats(struct kvt_op *op)
     out->sessions = ans->sessions;
     out->ops_running = ans->ops_running;
     out->n_counters = ans->counters_count;
-    out->counters = put_counters(op, ans->counters, ans->counters_count);
+    out->counters = kvt_codec_put_counters(op, ans->counters, ans->counters_count);
     if (!put_tiers(op, out) || !put_namespaces(op, out) || !put_engines(op, out) ||
-        !put_devices(op, out) || out->counters == NULL)
+        !put_devices(op, out) || !kvt_codec_put_l1(op, out) || out->counters == NULL)
         return NULL;
     return &out->base;
 }
@@ -343,9 +343,8 @@ static int take_engine(struct kvt_op *op, const Kvtier__V1__EngineStats *in,
                                &ret_engine->name);
 }
 
-/* A terminated copy: counters are C strings. */
-static int take_string(struct kvt_op *op, const ProtobufCBinaryData *in, const char *field,
-                       const char **ret_string)
+int kvt_codec_take_string(struct kvt_op *op, const ProtobufCBinaryData *in, const char *field,
+                          const char **ret_string)
 {
     struct kvt_text text;
     char *copy;
@@ -360,8 +359,8 @@ static int take_string(struct kvt_op *op, const ProtobufCBinaryData *in, const c
     return 0;
 }
 
-static int take_counters(struct kvt_op *op, size_t count, Kvtier__V1__Counter *const *in,
-                         struct kvt_api_counter **ret_counters)
+int kvt_codec_take_counters(struct kvt_op *op, size_t count, Kvtier__V1__Counter *const *in,
+                            struct kvt_api_counter **ret_counters)
 {
     struct kvt_api_counter *counters;
 
@@ -370,8 +369,9 @@ static int take_counters(struct kvt_op *op, size_t count, Kvtier__V1__Counter *c
     if (counters == NULL)
         return kvt_codec_no_memory(op);
     for (size_t i = 0; i < count; i++) {
-        KVT_CODEC_TRY(take_string(op, &in[i]->name, "counters.name", &counters[i].name));
-        KVT_CODEC_TRY(take_string(op, &in[i]->label, "counters.label", &counters[i].label));
+        KVT_CODEC_TRY(kvt_codec_take_string(op, &in[i]->name, "counters.name", &counters[i].name));
+        KVT_CODEC_TRY(
+            kvt_codec_take_string(op, &in[i]->label, "counters.label", &counters[i].label));
         counters[i].value = in[i]->value;
     }
     *ret_counters = counters;
@@ -423,7 +423,7 @@ static int take_device(struct kvt_op *op, const Kvtier__V1__DeviceStats *in,
                                       &ret_device->path));
     KVT_CODEC_TRY(kvt_codec_take_text(op, &in->index_path, "devices.index_path",
                                       KVT_MODEL_TEXT_BYTES_MAX, &ret_device->index_path));
-    KVT_CODEC_TRY(take_counters(op, in->n_errors, in->errors, &ret_device->errors));
+    KVT_CODEC_TRY(kvt_codec_take_counters(op, in->n_errors, in->errors, &ret_device->errors));
     ret_device->errors_count = (uint32_t)in->n_errors;
     return 0;
 }
@@ -445,7 +445,7 @@ static int take_lists(struct kvt_op *op, const Kvtier__V1__StatsAnswer *in)
         KVT_CODEC_TRY(take_engine(op, in->engines[i], &ans->engines[i]));
     for (size_t i = 0; i < in->n_devices; i++)
         KVT_CODEC_TRY(take_device(op, in->devices[i], &ans->devices[i]));
-    KVT_CODEC_TRY(take_counters(op, in->n_counters, in->counters, &ans->counters));
+    KVT_CODEC_TRY(kvt_codec_take_counters(op, in->n_counters, in->counters, &ans->counters));
     ans->tiers_count = (uint32_t)in->n_tiers;
     ans->namespaces_count = (uint32_t)in->n_namespaces;
     ans->engines_count = (uint32_t)in->n_engines;
@@ -479,6 +479,7 @@ int kvt_codec_decode_stats(struct kvt_op *op, const uint8_t *at, size_t bytes)
     ans->pins = in->pins;
     ans->sessions = in->sessions;
     ans->ops_running = in->ops_running;
+    KVT_CODEC_TRY(kvt_codec_take_l1(op, in));
     return take_lists(op, in);
 }
 

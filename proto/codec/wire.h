@@ -71,6 +71,18 @@ void kvt_codec_write_handle(const struct kvt_handle *handle, uint8_t at[KVT_CODE
 bool kvt_codec_is_zero(const uint8_t *at, size_t bytes);
 void kvt_codec_read_handle(const uint8_t at[KVT_CODEC_HANDLE_BYTES], struct kvt_handle *ret_handle);
 
+/* Lists of names and numbers, and L1's part of Stats (stats.c, stats_l1.c). put: NULL or false when
+ * the arena is full. A string is a terminated copy. */
+KVT_MUST_USE Kvtier__V1__Counter **
+kvt_codec_put_counters(struct kvt_op *op, const struct kvt_api_counter *counters, uint32_t count);
+KVT_MUST_USE int kvt_codec_take_counters(struct kvt_op *op, size_t count,
+                                         Kvtier__V1__Counter *const *in,
+                                         struct kvt_api_counter **ret_counters);
+KVT_MUST_USE int kvt_codec_take_string(struct kvt_op *op, const ProtobufCBinaryData *in,
+                                       const char *field, const char **ret_string);
+KVT_MUST_USE bool kvt_codec_put_l1(struct kvt_op *op, Kvtier__V1__StatsAnswer *out);
+KVT_MUST_USE int kvt_codec_take_l1(struct kvt_op *op, const Kvtier__V1__StatsAnswer *in);
+
 /* The large answers (stats.c); encode: NULL when the arena is full. */
 KVT_MUST_USE ProtobufCMessage *kvt_codec_encode_stats(struct kvt_op *op);
 KVT_MUST_USE int kvt_codec_decode_stats(struct kvt_op *op, const uint8_t *at, size_t bytes);

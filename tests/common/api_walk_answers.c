@@ -198,6 +198,74 @@ static void walk_device_stats(struct api_walk *walk, struct kvt_api_device_stats
     walk_index_stats(walk, &device->index);
 }
 
+static void walk_l1_stats(struct api_walk *walk, struct kvt_api_l1_stats *l1)
+{
+    walk_text(walk, "l1.backend", &l1->backend, 10);
+    walk_bool(walk, "l1.has_cuda", &l1->has_cuda);
+    U32("l1.driver_version", &l1->driver_version);
+    U32("l1.runtime_version", &l1->runtime_version);
+    walk_bool(walk, "l1.is_host_pinned", &l1->is_host_pinned);
+    walk_text(walk, "l1.pin_why", &l1->pin_why, 200);
+    walk_text(walk, "l1.why", &l1->why, 200);
+    walk_bool(walk, "l1.is_export_allowed", &l1->is_export_allowed);
+}
+
+static void walk_gpu_path(struct api_walk *walk, struct kvt_api_gpu_path *path, uint32_t i)
+{
+    if (walk->is_filling)
+        path->name = i % 2 == 0 ? "to_host" : "from_engine_kernel";
+    else
+        walk_note(walk, "path.name", path->name, strlen(path->name));
+    U64("path.bytes", &path->bytes);
+    U64("path.transfers", &path->transfers);
+}
+
+static void walk_gpu_numbers(struct api_walk *walk, struct kvt_api_gpu_stats *gpu)
+{
+    U64("gpu.memory_bytes", &gpu->memory_bytes);
+    U64("gpu.arena_bytes", &gpu->arena_bytes);
+    U64("gpu.staging_bytes", &gpu->staging_bytes);
+    U64("gpu.used_bytes", &gpu->used_bytes);
+    U64("gpu.slab_bytes", &gpu->slab_bytes);
+    U64("gpu.copies", &gpu->copies);
+    U64("gpu.inflight_bytes", &gpu->inflight_bytes);
+    U64("gpu.lost_ns", &gpu->lost_ns);
+    U64("gpu.losses", &gpu->losses);
+    U64("gpu.revivals", &gpu->revivals);
+    U64("gpu.launches", &gpu->launches);
+    U64("gpu.launched_jobs", &gpu->launched_jobs);
+    U64("gpu.checked_bytes", &gpu->checked_bytes);
+    U64("gpu.unchecked_transfers", &gpu->unchecked_transfers);
+    U64("gpu.bad_checks", &gpu->bad_checks);
+    U64("gpu.quantised_bytes", &gpu->quantised_bytes);
+    U64("gpu.dequantised_bytes", &gpu->dequantised_bytes);
+}
+
+static void walk_gpu_stats(struct api_walk *walk, struct kvt_api_gpu_stats *gpu)
+{
+    U32("gpu.index", &gpu->index);
+    walk_raw(walk, "gpu.uuid", gpu->uuid, sizeof(gpu->uuid));
+    walk_text(walk, "gpu.name", &gpu->name, 64);
+    walk_text(walk, "gpu.pci", &gpu->pci, 16);
+    walk_raw(walk, "gpu.numa_node", &gpu->numa_node, sizeof(gpu->numa_node));
+    U32("gpu.sm", &gpu->sm);
+    U32("gpu.state", &gpu->state);
+    walk_text(walk, "gpu.why", &gpu->why, 160);
+    walk_bool(walk, "gpu.has_ipc", &gpu->has_ipc);
+    U32("gpu.last_error", &gpu->last_error);
+    walk_gpu_numbers(walk, gpu);
+    walk_u32(walk, "gpu.paths_count", &gpu->paths_count, 0, 8);
+    walk_u32(walk, "gpu.errors_count", &gpu->errors_count, 0, 9);
+    if (walk->is_filling) {
+        gpu->paths = walk_take(walk, gpu->paths_count, sizeof(*gpu->paths));
+        gpu->errors = walk_take(walk, gpu->errors_count, sizeof(*gpu->errors));
+    }
+    for (uint32_t i = 0; i < gpu->paths_count; i++)
+        walk_gpu_path(walk, &gpu->paths[i], i);
+    for (uint32_t i = 0; i < gpu->errors_count; i++)
+        walk_counter(walk, &gpu->errors[i], i);
+}
+
 static void walk_stats_lists(struct api_walk *walk, struct kvt_ans_stats *ans)
 {
     walk_u32(walk, "tiers_count", &ans->tiers_count, 0, KVT_API_TIERS);
@@ -205,11 +273,13 @@ static void walk_stats_lists(struct api_walk *walk, struct kvt_ans_stats *ans)
     walk_u32(walk, "engines_count", &ans->engines_count, 0, 8);
     walk_u32(walk, "counters_count", &ans->counters_count, 0, 100);
     walk_u32(walk, "devices_count", &ans->devices_count, 0, KVT_ZONES_MAX);
+    walk_u32(walk, "gpus_count", &ans->gpus_count, 0, 8);
     if (walk->is_filling) {
         ans->namespaces = walk_take(walk, ans->namespaces_count, sizeof(*ans->namespaces));
         ans->engines = walk_take(walk, ans->engines_count, sizeof(*ans->engines));
         ans->counters = walk_take(walk, ans->counters_count, sizeof(*ans->counters));
         ans->devices = walk_take(walk, ans->devices_count, sizeof(*ans->devices));
+        ans->gpus = walk_take(walk, ans->gpus_count, sizeof(*ans->gpus));
     }
     for (uint32_t i = 0; i < ans->tiers_count; i++)
         walk_tier_stats(walk, &ans->tiers[i]);
@@ -219,6 +289,8 @@ static void walk_stats_lists(struct api_walk *walk, struct kvt_ans_stats *ans)
         walk_engine_stats(walk, &ans->engines[i]);
     for (uint32_t i = 0; i < ans->devices_count; i++)
         walk_device_stats(walk, &ans->devices[i]);
+    for (uint32_t i = 0; i < ans->gpus_count; i++)
+        walk_gpu_stats(walk, &ans->gpus[i]);
     for (uint32_t i = 0; i < ans->counters_count; i++)
         walk_counter(walk, &ans->counters[i], i);
 }
@@ -238,6 +310,7 @@ static void walk_ans_stats(struct api_walk *walk, struct kvt_ans_stats *ans)
     U64("pins", &ans->pins);
     U64("sessions", &ans->sessions);
     U64("ops_running", &ans->ops_running);
+    walk_l1_stats(walk, &ans->l1);
     walk_stats_lists(walk, ans);
 }
 
