@@ -536,10 +536,19 @@ enum start kvt_store_start_flush(struct kvt_store *store, struct kvt_job *job);
 /* Takes the job off its move, if no tier has its client memory: true and the job can end. */
 bool kvt_store_stop_move(struct kvt_store *store, struct move *move);
 void kvt_store_submit_pending(struct kvt_store *store, uint32_t tier);
-uint32_t kvt_store_reap(struct kvt_store *store, uint32_t budget);
+uint32_t kvt_store_move_idx(const struct kvt_store *store, const struct move *move);
+void kvt_store_move_free(struct kvt_store *store, struct move *move);
+void kvt_store_xfer_free(struct kvt_store *store, struct xfer *xfer);
+struct kvt_place kvt_store_place_of_client(const struct kvt_job *job);
+/* Puts a transfer on the list of the tier whose thread does it. */
+void kvt_store_enqueue(struct kvt_store *store, struct xfer *xfer, uint32_t src, uint32_t dst,
+                       bool is_background);
 bool kvt_store_has_xfers(const struct kvt_store *store, uint32_t count, bool is_background);
 KVT_MUST_USE int kvt_store_xfers_init(struct kvt_store *store, uint32_t count);
 void kvt_store_xfers_deinit(struct kvt_store *store);
+
+/* ---- store_finish.c ---- */
+uint32_t kvt_store_reap(struct kvt_store *store, uint32_t budget);
 
 /* ---- store_save.c, store_scrub.c ---- */
 /* It has a copy above L3 and none there. */

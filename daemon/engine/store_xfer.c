@@ -1,4 +1,5 @@
-/* Moves and their transfers: built here, handed to the tiers in batches, finished here. */
+/* Moves and their transfers: built here, and handed to the tiers in batches. What comes back is
+ * finished in store_finish.c. */
 #include <string.h>
 
 #include "daemon/base/alloc.h"
@@ -7,7 +8,6 @@
 
 #define RATE_START_BYTES_PER_S (2ull * KVT_GIB) /* before anything was measured */
 #define IDENTITY_UNKNOWN UINT64_MAX             /* no slot's, but for a chance that is no matter */
-#define RATE_SHARE 8u                           /* weight of a new sample: one part in so many */
 
 static const enum kvt_place_kind place_of_tier[KVT_TIERS_COUNT] = {
     [KVT_TIER_DEVICE] = KVT_PLACE_DEVICE,
@@ -67,17 +67,17 @@ static struct move *move_new(struct kvt_store *store, enum move_kind kind, struc
     return move;
 }
 
-static uint32_t move_idx(const struct kvt_store *store, const struct move *move)
+uint32_t kvt_store_move_idx(const struct kvt_store *store, const struct move *move)
 {
     return (uint32_t)(move - store->moves);
 }
 
-static void move_free(struct kvt_store *store, struct move *move)
+void kvt_store_move_free(struct kvt_store *store, struct move *move)
 {
     KVT_ASSERT(move->is_used && kvt_list_is_empty(&move->waiters));
     move->is_used = false;
     move->next = store->moves_free;
-    store->moves_free = move_idx(store, move);
+    store->moves_free = kvt_store_move_idx(store, move);
     store->moves_used--;
     store->is_woken = true;
 }
@@ -90,14 +90,14 @@ static struct xfer *xfer_new(struct kvt_store *store, struct move *move, uint64_
     kvt_list_remove(&xfer->link);
     memset(&xfer->base, 0, sizeof(xfer->base));
     xfer->base.owner = xfer;
-    xfer->move = move_idx(store, move);
+    xfer->move = kvt_store_move_idx(store, move);
     xfer->bytes = bytes;
     xfer->is_submitted = false;
     store->xfers_used++;
     return xfer;
 }
 
-static void xfer_free(struct kvt_store *store, struct xfer *xfer)
+void kvt_store_xfer_free(struct kvt_store *store, struct xfer *xfer)
 {
     store->xfers_used--;
     kvt_list_push_front(&store->xfers_free, &xfer->link);
@@ -117,7 +117,7 @@ static struct kvt_place place_in(struct kvt_store *store, struct cell *cell, uin
     };
 }
 
-static struct kvt_place place_of_client(const struct kvt_job *job)
+struct kvt_place kvt_store_place_of_client(const struct kvt_job *job)
 {
     return (struct kvt_place){.kind = KVT_PLACE_CLIENT, .view = job->view};
 }
@@ -151,8 +151,8 @@ static void identify(struct kvt_store *store, struct xfer *xfer, struct cell *ce
 }
 
 /* The thread that does it: the disk's or the device's if one end is theirs, else the host's. */
-static void enqueue(struct kvt_store *store, struct xfer *xfer, uint32_t src, uint32_t dst,
-                    bool is_background)
+void kvt_store_enqueue(struct kvt_store *store, struct xfer *xfer, uint32_t src, uint32_t dst,
+                       bool is_background)
 {
     uint32_t tier = KVT_TIER_HOST;
     struct store_tier *at;
@@ -222,7 +222,7 @@ static struct move *copy_begin(struct kvt_store *store, struct cell *cell,
     move->budget_bytes = options->budget_bytes;
     store->promote_inflight_bytes += options->budget_bytes;
     move->next = cell->moves;
-    cell->moves = move_idx(store, move);
+    cell->moves = kvt_store_move_idx(store, move);
     for (uint32_t i = 0; i < component->shards; i++) {
         struct xfer *xfer = xfer_new(store, move, component->payload_bytes);
 
@@ -232,7 +232,7 @@ static struct move *copy_begin(struct kvt_store *store, struct cell *cell,
         xfer->base.src = place_in(store, cell, options->src, i);
         xfer->base.dst = place_in(store, cell, options->dst, i);
         xfer->base.deadline_ns = kvt_time_add(store->now_ns, store->config.transfer_deadline_ns);
-        enqueue(store, xfer, options->src, options->dst, options->is_background);
+        kvt_store_enqueue(store, xfer, options->src, options->dst, options->is_background);
     }
     return move;
 }
@@ -301,13 +301,13 @@ static void client_begin(struct kvt_store *store, enum move_kind kind, struct ce
     xfer->base.deadline_ns = job->deadline_ns;
     kvt_store_pin(store, cell, tier);
     if (kind == MOVE_FILL) {
-        xfer->base.src = place_of_client(job);
+        xfer->base.src = kvt_store_place_of_client(job);
         xfer->base.dst = place_in(store, cell, tier, shard);
-        enqueue(store, xfer, PATH_CLIENT, tier, job->is_background);
+        kvt_store_enqueue(store, xfer, PATH_CLIENT, tier, job->is_background);
     } else {
         xfer->base.src = place_in(store, cell, tier, shard);
-        xfer->base.dst = place_of_client(job);
-        enqueue(store, xfer, tier, PATH_CLIENT, job->is_background);
+        xfer->base.dst = kvt_store_place_of_client(job);
+        kvt_store_enqueue(store, xfer, tier, PATH_CLIENT, job->is_background);
     }
     job->xfer = move;
     job->state = JOB_RUNNING;
@@ -395,7 +395,7 @@ enum start kvt_store_start_bounce(struct kvt_store *store, struct cell *cell, ui
                                  ? job->deadline_ns
                                  : kvt_time_add(store->now_ns, store->config.transfer_deadline_ns);
     kvt_store_pin(store, cell, KVT_TIER_DISK);
-    enqueue(store, xfer, KVT_TIER_DISK, KVT_TIER_HOST, is_background);
+    kvt_store_enqueue(store, xfer, KVT_TIER_DISK, KVT_TIER_HOST, is_background);
     if (job == NULL)
         return START_DONE;
     job->xfer = move;
@@ -418,7 +418,7 @@ enum start kvt_store_start_flush(struct kvt_store *store, struct kvt_job *job)
     xfer = move->xfer = xfer_new(store, move, 0);
     xfer->base.flags = KVT_XFER_FLUSH;
     xfer->base.deadline_ns = job->deadline_ns;
-    enqueue(store, xfer, KVT_TIER_DISK, KVT_TIER_DISK, false);
+    kvt_store_enqueue(store, xfer, KVT_TIER_DISK, KVT_TIER_DISK, false);
     job->xfer = move;
     job->state = JOB_RUNNING;
     store->running++;
@@ -478,287 +478,8 @@ void kvt_store_submit_pending(struct kvt_store *store, uint32_t tier)
             ;
 }
 
-/* ---- finishing ------------------------------------------------------------------------------ */
-
-static enum kvt_move_result result_of(int status, bool is_fill)
-{
-    switch (status) {
-    case KVT_XFER_DONE:
-        return KVT_MOVE_DONE;
-    case KVT_XFER_CLIENT_GONE:
-        return KVT_MOVE_CLIENT_GONE;
-    case KVT_XFER_LATE:
-        return KVT_MOVE_LATE;
-    default: /* BAD_SLOT, SHORT, OUT_OF_SERVICE, -errno */
-        return is_fill ? KVT_MOVE_NO_ROOM : KVT_MOVE_MISS;
-    }
-}
-
-/* Whether a failed transfer says that the bytes at its source are lost. */
-static bool is_source_bad(const struct move *move)
-{
-    if (move->status == KVT_XFER_BAD_SLOT)
-        return true;
-    if (move->status >= 0 && move->status != KVT_XFER_SHORT)
-        return false; /* done, late, out of service, client gone */
-    return move->kind == MOVE_READ || move->kind == MOVE_BOUNCE || move->src != KVT_TIER_HOST;
-}
-
-static void copy_unlink(struct kvt_store *store, struct cell *cell, struct move *move)
-{
-    uint32_t *link = &cell->moves;
-
-    while (*link != move_idx(store, move))
-        link = &store->moves[*link].next;
-    *link = move->next;
-}
-
-/* Both ends of a finished copy move are settled; the cell may be gone afterwards. */
-static void copy_settle(struct kvt_store *store, struct move *move)
-{
-    struct cell *cell = &store->cells[move->cell];
-    uint32_t src = move->src, dst = move->dst;
-    enum kvt_store_drop_reason reason = KVT_DROP_EVICTED;
-
-    copy_unlink(store, cell, move);
-    if (move->status == 0) {
-        if (src == KVT_TIER_DISK)
-            cell->filled = kvt_store_all_shards(store, cell);
-        if (kvt_store_make_ready(store, cell, dst)) {
-            if (dst > src)
-                store->tiers[src].written_back++;
-            if (dst == KVT_TIER_HOST && src == KVT_TIER_DEVICE)
-                kvt_store_want_write(store, cell);
-            if (dst == KVT_TIER_DISK)
-                kvt_store_index_want(store, cell);
-        }
-    } else {
-        reason = move->status == KVT_XFER_LATE ? KVT_DROP_BUDGET : KVT_DROP_NO_LOWER;
-        kvt_store_let_go(store, cell, dst, KVT_DROP_ABORTED);
-    }
-    kvt_store_unpin(store, cell, dst);
-    if (is_source_bad(move))
-        kvt_store_let_go(store, cell, src, KVT_DROP_BAD);
-    else if (move->is_evict && cell->copies[src].state == COPY_DRAINING)
-        kvt_store_let_go(store, cell, src, reason);
-    kvt_store_unpin(store, cell, src);
-}
-
-static void copy_finish(struct kvt_store *store, struct move *move)
-{
-    uint32_t cell = move->cell, dst = move->dst;
-    uint64_t bytes = move->bytes;
-    bool is_save = move->is_save;
-    struct kvt_list waiters;
-    int status = move->status;
-
-    copy_settle(store, move);
-    store->promote_inflight_bytes -= move->budget_bytes;
-    kvt_list_init(&waiters);
-    while (!kvt_list_is_empty(&move->waiters)) {
-        struct kvt_list *link = move->waiters.next;
-
-        kvt_list_remove(link);
-        kvt_list_push_back(&waiters, link);
-    }
-    move_free(store, move);
-    if (is_save)
-        kvt_store_saved(store, cell, dst, status == 0 ? bytes : 0);
-    while (!kvt_list_is_empty(&waiters)) {
-        struct kvt_job *job = KVT_CONTAINER_OF(waiters.next, struct kvt_job, link);
-
-        if (status != 0) {
-            kvt_store_end_job(store, job, result_of(status, false));
-            continue;
-        }
-        kvt_list_remove(&job->link);
-        store->waiting--;
-        job->state = JOB_NEW;
-        kvt_store_dispatch(store, job);
-    }
-}
-
-static void fill_finish(struct kvt_store *store, struct move *move)
-{
-    struct cell *cell = &store->cells[move->cell];
-    enum kvt_move_result result = result_of(move->status, true);
-    struct kvt_job *job = move->job;
-
-    cell->filling &= ~(1u << move->shard);
-    if (cell->is_orphan) {
-        result = KVT_MOVE_ABORTED;
-    } else if (move->status == 0) {
-        cell->filled = (uint16_t)(cell->filled | 1u << move->shard);
-        job->moved_bytes = move->bytes;
-        job->from = (enum kvt_tier_id)move->dst;
-        if (kvt_store_is_seen(store, cell)) {
-            if (!kvt_store_fill_complete(store, cell))
-                result = KVT_MOVE_ABORTED;
-            else if (move->dst == KVT_TIER_HOST)
-                kvt_store_want_write(store, cell);
-        }
-    }
-    store->is_woken = true; /* another fill of this shard may wait for it */
-    kvt_store_unpin(store, cell, move->dst);
-    move_free(store, move);
-    kvt_store_end_job(store, job, result);
-}
-
-static void read_finish(struct kvt_store *store, struct move *move)
-{
-    struct cell *cell = &store->cells[move->cell];
-    struct kvt_job *job = move->job;
-    int status = move->status;
-
-    if (is_source_bad(move))
-        kvt_store_let_go(store, cell, move->src, KVT_DROP_BAD);
-    job->from = job->is_raised ? KVT_TIER_DISK : (enum kvt_tier_id)move->src;
-    job->moved_bytes = status == 0 ? kvt_client_view_bytes(&job->view) : 0;
-    kvt_store_unpin(store, cell, move->src);
-    move_free(store, move);
-    kvt_store_end_job(store, job, result_of(status, false));
-}
-
-/* True: the second transfer was queued, the move goes on. */
-static bool bounce_finish(struct kvt_store *store, struct move *move, struct xfer *xfer)
-{
-    struct kvt_job *job = move->job;
-    int status = move->status;
-
-    if (!move->is_bounce_out) {
-        struct cell *cell = &store->cells[move->cell];
-
-        if (move->is_scrub)
-            kvt_store_scrubbed(store, move,
-                               move->shard + 1 == kvt_store_component(store, cell)->shards);
-        if (status == 0)
-            cell->filled = (uint16_t)(cell->filled | 1u << move->shard);
-        if (is_source_bad(move))
-            kvt_store_let_go(store, cell, KVT_TIER_DISK, KVT_DROP_BAD);
-        kvt_store_unpin(store, cell, KVT_TIER_DISK);
-        move->cell = 0;
-        if (status == 0 && job != NULL) {
-            move->is_bounce_out = true;
-            xfer->base.src = xfer->base.dst;
-            xfer->base.dst = place_of_client(job);
-            xfer->base.flags = 0;
-            xfer->bytes = kvt_client_view_bytes(&job->view);
-            xfer->is_submitted = false;
-            enqueue(store, xfer, KVT_TIER_HOST, PATH_CLIENT, job->is_background);
-            return true;
-        }
-    }
-    store->bounce_used &= ~move->bounce_mask;
-    store->is_woken = true;
-    if (job != NULL) {
-        job->from = KVT_TIER_DISK;
-        job->moved_bytes = status == 0 ? kvt_client_view_bytes(&job->view) : 0;
-    }
-    move_free(store, move);
-    if (job != NULL)
-        kvt_store_end_job(store, job, result_of(status, false));
-    return false;
-}
-
-static void flush_finish(struct kvt_store *store, struct move *move)
-{
-    struct kvt_job *job = move->job;
-    int status = move->status;
-
-    move_free(store, move);
-    if (job != NULL)
-        kvt_store_end_job(store, job,
-                          status == 0               ? KVT_MOVE_DONE
-                          : status == KVT_XFER_LATE ? KVT_MOVE_LATE
-                                                    : KVT_MOVE_ABORTED);
-}
-
-/* The time since the path's last completion, or since this one's start, was spent on its bytes. */
-static void measure(struct kvt_store *store, const struct xfer *xfer)
-{
-    struct store_path *path = &store->paths[xfer->path];
-    uint64_t from_ns = KVT_MAX(xfer->base.started_ns, path->last_done_ns), took_ns, rate;
-
-    if (xfer->base.status != 0 || xfer->bytes == 0 || xfer->base.done_ns <= from_ns)
-        return;
-    took_ns = xfer->base.done_ns - from_ns;
-    path->last_done_ns = xfer->base.done_ns;
-    rate = (uint64_t)((double)xfer->bytes * (double)KVT_NS_PER_S / (double)took_ns);
-    path->bytes_per_s = (path->bytes_per_s * (RATE_SHARE - 1) + rate) / RATE_SHARE;
-    path->bytes_per_s = KVT_MAX(path->bytes_per_s, (uint64_t)1);
-}
-
-static void finish(struct kvt_store *store, struct xfer *xfer)
-{
-    struct move *move = &store->moves[xfer->move];
-
-    KVT_ASSERT(move->is_used && move->shards_left > 0);
-    store->tiers[xfer->tier].inflight--;
-    store->paths[xfer->path].queued_bytes -= xfer->bytes;
-    measure(store, xfer);
-    if (xfer->base.status == KVT_XFER_BAD_SLOT) {
-        store->verified_bad++;
-        if (xfer->base.src.kind == KVT_PLACE_DISK)
-            kvt_store_tell_bad_slot(store, &xfer->base);
-    }
-    /* A bad slot says most, then an error, then the rest. */
-    if (move->status == 0 || xfer->base.status == KVT_XFER_BAD_SLOT ||
-        (xfer->base.status < 0 && move->status != KVT_XFER_BAD_SLOT))
-        move->status = xfer->base.status;
-    if (move->kind == MOVE_BOUNCE && bounce_finish(store, move, xfer))
-        return;
-    if (move->kind == MOVE_BOUNCE) {
-        xfer_free(store, xfer);
-        return;
-    }
-    xfer_free(store, xfer);
-    if (--move->shards_left > 0)
-        return;
-    switch ((enum move_kind)move->kind) {
-    case MOVE_COPY:
-        copy_finish(store, move);
-        break;
-    case MOVE_FILL:
-        fill_finish(store, move);
-        break;
-    case MOVE_READ:
-        read_finish(store, move);
-        break;
-    case MOVE_FLUSH:
-        flush_finish(store, move);
-        break;
-    case MOVE_BOUNCE:
-        KVT_ASSERT(false);
-        break;
-    }
-}
-
-uint32_t kvt_store_reap(struct kvt_store *store, uint32_t budget)
-{
-    struct kvt_xfer *done[STORE_PENDING_BATCH];
-    uint32_t total = 0;
-
-    store->is_reap_left = false;
-    for (uint32_t tier = 0; tier < KVT_TIERS_COUNT; tier++) {
-        struct store_tier *at = &store->tiers[tier];
-
-        while (at->tier != NULL && at->inflight > 0) {
-            uint32_t count;
-
-            if (total >= budget) {
-                store->is_reap_left = true;
-                break;
-            }
-            count = kvt_tier_reap(at->tier, done, STORE_PENDING_BATCH);
-            if (count == 0)
-                break;
-            for (uint32_t i = 0; i < count; i++)
-                finish(store, done[i]->owner);
-            total += count;
-        }
-    }
-    return total;
-}
+/* ---- stopping
+ * ------------------------------------------------------------------------------------ */
 
 bool kvt_store_stop_move(struct kvt_store *store, struct move *move)
 {
@@ -774,7 +495,7 @@ bool kvt_store_stop_move(struct kvt_store *store, struct move *move)
     kvt_list_remove(&xfer->link);
     at->pending_count--;
     store->paths[xfer->path].queued_bytes -= xfer->bytes;
-    xfer_free(store, xfer);
+    kvt_store_xfer_free(store, xfer);
     if (move->kind == MOVE_BOUNCE)
         store->bounce_used &= ~move->bounce_mask;
     if (move->cell != 0) {
@@ -784,6 +505,6 @@ bool kvt_store_stop_move(struct kvt_store *store, struct move *move)
             cell->filling &= ~(1u << move->shard);
         kvt_store_unpin(store, cell, move->src);
     }
-    move_free(store, move);
+    kvt_store_move_free(store, move);
     return true;
 }
