@@ -114,6 +114,7 @@ struct eng_group {
     uint64_t lookup_tokens, hit_tokens, promoted_bytes, demoted_bytes;
     uint64_t lookups, promotes, demotes, missed_moves;
     uint32_t runs_count; /* of its sessions, detached ones too */
+    bool is_gpu;         /* some session's memory is a GPU's */
 };
 
 struct eng_layout { /* of one component */

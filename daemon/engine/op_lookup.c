@@ -173,9 +173,9 @@ void eng_op_lookup(struct kvt_engine *engine, struct kvt_op *op)
     fill_answer(engine, op, session->ns, &match, bytes);
     for (uint32_t tier = 0; tier < KVT_TIERS_COUNT; tier++) {
         if (bytes[tier] > 0)
-            estimate_ns = kvt_time_add(
-                estimate_ns,
-                kvt_store_estimate_ns(engine->store, (enum kvt_tier_id)tier, bytes[tier]));
+            estimate_ns = kvt_time_add(estimate_ns,
+                                       kvt_store_estimate_ns(engine->store, (enum kvt_tier_id)tier,
+                                                             session->group->is_gpu, bytes[tier]));
     }
     op->ans.lookup.estimate_us = estimate_ns / KVT_NS_PER_US;
     count(engine, session, where.blocks * session->ns->block_tokens, &op->ans.lookup);

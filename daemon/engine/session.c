@@ -247,6 +247,21 @@ static bool take_layouts(struct kvt_engine *engine, struct kvt_op *op, struct en
     return true;
 }
 
+/* Copies of what the session's GPU fills are best there. */
+static void take_home(struct kvt_engine *engine, struct eng_session *session)
+{
+    for (uint32_t i = 0; i < session->ns->components_count; i++) {
+        const struct eng_layout *at = &session->layouts[i];
+
+        if (!at->is_present || at->is_inline || !at->layout.is_gpu)
+            continue;
+        session->group->is_gpu = true;
+        kvt_store_ns_set_home(engine->store, session->ns->radix_ns, session->rank,
+                              at->layout.gpu_zone);
+        return;
+    }
+}
+
 static bool place(struct kvt_engine *engine, struct kvt_op *op, struct eng_session *session)
 {
     struct eng_group *group = group_of(engine, op, session->ns);
@@ -274,6 +289,7 @@ static bool place(struct kvt_engine *engine, struct kvt_op *op, struct eng_sessi
     group->refs++;
     group->sessions_count++;
     session->group = group;
+    take_home(engine, session);
     session->idx = idx;
     session->generation = ++engine->sessions[idx].generation;
     session->is_alive = true;

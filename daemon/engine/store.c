@@ -15,7 +15,7 @@
 #define TRANSFER_DEADLINE_NS (30ull * KVT_NS_PER_S)
 #define XFERS_MIN (4u * KVT_RANKS_MAX)
 #define TIER_XFERS_MAX 4096u
-#define DEVICE_ALIGN_BYTES 512u
+#define DEVICE_ALIGN_BYTES 512u /* where the tier does not say */
 #define DRAIN_SLICE 256u
 #define REAP_BATCH 64u
 
@@ -62,6 +62,32 @@ static uint64_t bounce_init(struct kvt_store *store)
     return store->bounce_base_bytes;
 }
 
+/* What a slab allocator is told of the tier's zones. L2's end where the bounce slots begin. False:
+ * they do not lie one behind the other, as the allocator lays them out. */
+static bool zones_of(const struct store_tier *at, struct kvt_slab_config *config)
+{
+    uint64_t base_bytes = 0;
+
+    config->zones_count = at->tier->zones_count;
+    for (uint32_t i = 0; i < at->tier->zones_count; i++) {
+        const struct kvt_tier_zone *zone = &at->tier->zones[i];
+
+        if (zone->base_bytes != base_bytes)
+            return false;
+        base_bytes += zone->bytes;
+        config->zone_bytes[i] = KVT_MIN(
+            zone->bytes, at->capacity_bytes - KVT_MIN(at->capacity_bytes, zone->base_bytes));
+    }
+    return true;
+}
+
+static uint32_t align_of(const struct store_tier *at, uint32_t tier)
+{
+    if (tier != KVT_TIER_DEVICE)
+        return KVT_DIO_ALIGN_BYTES;
+    return at->tier->slot_align_bytes != 0 ? at->tier->slot_align_bytes : DEVICE_ALIGN_BYTES;
+}
+
 static int tiers_init(struct kvt_store *store, uint64_t meta_bytes)
 {
     uint64_t total_bytes = 0;
@@ -82,15 +108,14 @@ static int tiers_init(struct kvt_store *store, uint64_t meta_bytes)
         struct kvt_slab_config config = {
             .capacity_bytes = at->capacity_bytes,
             .unit_bytes = store->config.slab_unit_bytes[i],
-            .align_bytes = i == KVT_TIER_DEVICE ? DEVICE_ALIGN_BYTES : KVT_DIO_ALIGN_BYTES,
         };
         int r;
 
         if (at->tier == NULL)
             continue;
-        config.zones_count = at->tier->zones_count;
-        for (uint32_t zone = 0; zone < at->tier->zones_count; zone++)
-            config.zone_bytes[zone] = at->tier->zones[zone].bytes;
+        config.align_bytes = align_of(at, i);
+        if (!zones_of(at, &config))
+            return kvt_trace(-EINVAL);
         /* At least a sixteenth each: small tiers may have small slots. */
         config.meta_bytes_max =
             meta_bytes / 16 + (uint64_t)((double)meta_bytes * 13 / 16 *
@@ -132,6 +157,7 @@ static int parts_init(struct kvt_store *store)
     r = tiers_init(store, left / 4);
     if (r != 0)
         return kvt_trace(r);
+    kvt_store_l1_init(store);
     r = kvt_store_index_init(store);
     if (r != 0)
         return kvt_trace(r);
@@ -214,6 +240,13 @@ static int component_classes(struct kvt_store *store, struct store_component *co
 
         if (at->tier == NULL)
             continue;
+        if (i == KVT_TIER_DEVICE) {
+            component->is_in_l1 =
+                at->tier->payload_bytes_max == 0 || bytes <= at->tier->payload_bytes_max;
+            component->class_idx[i] = STORE_CLASSES_MAX;
+            if (!component->is_in_l1)
+                continue;
+        }
         r = kvt_slab_class(at->slab, bytes, &component->class_idx[i]);
         if (r == KVT_SLAB_E_TOO_BIG)
             return KVT_STORE_E_TOO_BIG;
@@ -249,6 +282,8 @@ int kvt_store_ns_open(struct kvt_store *store, struct kvt_radix_ns ns,
         config->block_tokens > KVT_BLOCK_TOKENS_MAX)
         return -EINVAL;
     memcpy(opened.fingerprint, config->fingerprint, sizeof(opened.fingerprint));
+    for (uint32_t rank = 0; rank < config->ranks; rank++)
+        opened.home[rank] = (uint8_t)(rank % KVT_MAX(store->l1.zones_count, 1u));
     for (uint32_t i = 0; i < config->components_count; i++) {
         struct store_component *component = &opened.components[i];
         int r;
@@ -332,9 +367,10 @@ bool kvt_store_turn(struct kvt_store *store, uint64_t now_ns, uint32_t budget_bl
     KVT_ASSERT(store->magic == STORE_MAGIC);
     store->now_ns = KVT_MAX(store->now_ns, now_ns);
     kvt_write_bucket_fill(&store->bucket, store->now_ns);
+    is_more = kvt_store_l1_turn(store, budget_blocks);
     (void)kvt_store_reap(store, budget_blocks);
     kvt_store_expire(store);
-    is_more = kvt_store_index_turn(store, budget_blocks);
+    is_more |= kvt_store_index_turn(store, budget_blocks);
     is_more |= kvt_store_reap_detached(store, budget_blocks);
     is_more |= kvt_store_retry_queue(store, budget_blocks);
     kvt_store_reclaim_turn(store);
@@ -367,6 +403,7 @@ uint64_t kvt_store_next_ns(const struct kvt_store *store)
         next_ns = KVT_MIN(next_ns, kvt_time_add(store->now_ns, 10 * KVT_NS_PER_MS));
     next_ns = KVT_MIN(next_ns, kvt_store_save_next_ns(store));
     next_ns = KVT_MIN(next_ns, kvt_store_scrub_next_ns(store));
+    next_ns = KVT_MIN(next_ns, kvt_store_l1_next_ns(store));
     if (store->is_reap_left || (store->is_woken && store->queued[0] + store->queued[1] > 0))
         return store->now_ns;
     next_ns = KVT_MIN(next_ns, kvt_store_index_next_ns(store));
@@ -415,13 +452,14 @@ uint32_t kvt_store_inflight(const struct kvt_store *store)
 
 static uint64_t path_ns(const struct kvt_store *store, uint32_t src, uint32_t dst, uint64_t bytes)
 {
-    const struct store_path *path = &store->paths[src * 4 + dst];
+    const struct store_path *path = &store->paths[src * PATH_ENDS + dst];
 
     return (uint64_t)((double)(path->queued_bytes + bytes) * (double)KVT_NS_PER_S /
                       (double)path->bytes_per_s);
 }
 
-uint64_t kvt_store_estimate_ns(const struct kvt_store *store, enum kvt_tier_id tier, uint64_t bytes)
+uint64_t kvt_store_estimate_ns(const struct kvt_store *store, enum kvt_tier_id tier, bool is_to_gpu,
+                               uint64_t bytes)
 {
     uint64_t ns = 0;
 
@@ -429,5 +467,5 @@ uint64_t kvt_store_estimate_ns(const struct kvt_store *store, enum kvt_tier_id t
         ns = path_ns(store, KVT_TIER_DISK, KVT_TIER_HOST, bytes);
         tier = KVT_TIER_HOST;
     }
-    return ns + path_ns(store, (uint32_t)tier, PATH_CLIENT, bytes);
+    return ns + path_ns(store, (uint32_t)tier, is_to_gpu ? PATH_GPU : PATH_CLIENT, bytes);
 }

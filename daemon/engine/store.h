@@ -103,6 +103,10 @@ void kvt_store_ns_close(struct kvt_store *store, struct kvt_radix_ns ns);
 /* Copies of it that are somewhere, maybe on their way out. */
 bool kvt_store_ns_has_cells(const struct kvt_store *store, struct kvt_radix_ns ns);
 void kvt_store_ns_set_epoch(struct kvt_store *store, struct kvt_radix_ns ns, uint64_t epoch);
+/* Shards of @rank go to zone @zone of L1 when there is room, and to the part of L2 that is near to
+ * it: the GPU that the rank's engine is on. Until then rank r's is zone r, around. */
+void kvt_store_ns_set_home(struct kvt_store *store, struct kvt_radix_ns ns, uint32_t rank,
+                           uint32_t zone);
 /* Its number in the catalog: what rows of the index call it. */
 void kvt_store_ns_set_number(struct kvt_store *store, struct kvt_radix_ns ns, uint32_t number);
 
@@ -150,10 +154,10 @@ enum kvt_why kvt_store_why_lost(const struct kvt_store *store, struct kvt_radix_
 /* ---- jobs ----------------------------------------------------------------------------------- */
 
 enum kvt_job_kind {
-    KVT_JOB_FILL,  /* client -> the claimed cell's shard `rank`, into L1 when there is one, else L2.
-                      PRESENT: the shard is there already. When it fails (NO_ROOM: no slot, or an
-                      I/O error; LATE; CLIENT_GONE) the claim stays: fill again, or unclaim */
-    KVT_JOB_READ,  /* a shard, from the best tier, -> client */
+    KVT_JOB_FILL, /* client -> the claimed cell's shard `rank`, into L1 when there is room, else L2.
+                     PRESENT: the shard is there already. When it fails (NO_ROOM: no slot, or an
+                     I/O error; LATE; CLIENT_GONE) the claim stays: fill again, or unclaim */
+    KVT_JOB_READ, /* a shard, from the best tier, -> client */
     KVT_JOB_RAISE, /* a copy into `tier` (HOST or DEVICE); the lower copy stays. DONE at once when
                       there is a copy in it or above */
     KVT_JOB_LOWER, /* a copy into `tier` (HOST or DISK); `is_move` drops the higher copies after.
@@ -182,7 +186,8 @@ struct kvt_job { /* the caller's memory, from submit until done */
     enum kvt_tier_id from; /* READ: the tier that had it when it was asked for */
     uint64_t moved_bytes;  /* FILL, READ: of the client's memory */
     /* The store's. */
-    bool is_raised; /* READ: its bytes came up from disk for it, and are read from L2 */
+    bool is_raised;    /* READ: its bytes came up from disk for it, and are read from L2 */
+    bool is_cancelled; /* asked to end while a transfer touched its client memory */
     struct kvt_list link;
     uint32_t state;
     uint32_t heap_idx; /* place in the queue of deadlines */
@@ -282,9 +287,9 @@ void kvt_store_hasten(struct kvt_store *store);
 /* Transfers that are with a tier's thread, or on their way to it. */
 uint32_t kvt_store_inflight(const struct kvt_store *store);
 
-/* Nanoseconds that reading @bytes whose best copy is in @tier takes now: measured rates and what is
- * queued before it. */
-uint64_t kvt_store_estimate_ns(const struct kvt_store *store, enum kvt_tier_id tier,
+/* Nanoseconds that reading @bytes whose best copy is in @tier takes now, into host memory or a
+ * GPU's: measured rates and what is queued before it. */
+uint64_t kvt_store_estimate_ns(const struct kvt_store *store, enum kvt_tier_id tier, bool is_to_gpu,
                                uint64_t bytes);
 
 /* ---- looking -------------------------------------------------------------------------------- */
@@ -299,7 +304,8 @@ enum kvt_store_drop_reason {                   /* why a copy left a tier */
                              KVT_DROP_BAD,      /* failed verification or I/O */
                              KVT_DROP_REQUESTED, /* Evict, Reset, a lower with is_move */
                              KVT_DROP_ABORTED,   /* a fill that never became complete */
-                             KVT_DROP_LOST,      /* its device was out of service for too long */
+                             KVT_DROP_LOST,      /* its device was out of service for too long, or
+                                                    (L1) lost what it had */
                              KVT_DROP_REASONS
 };
 const char *kvt_store_drop_reason_text(enum kvt_store_drop_reason reason);
@@ -334,6 +340,13 @@ struct kvt_store_stats {
         bool is_lost;    /* out for too long: its copies were dropped */
         bool is_kept;    /* has an index that works */
     } zones[KVT_ZONES_MAX];
+    uint32_t l1_zones_count; /* 1 where L1 is one device; 0: no L1 */
+    struct {
+        struct kvt_slab_stats slab;
+        uint64_t out_ns;      /* out of service for so long; 0: in service */
+        uint32_t incarnation; /* that the store knows */
+    } l1_zones[KVT_ZONES_MAX];
+    uint64_t l1_losses, l1_lost_copies; /* zones that were lost, copies that went with them */
 };
 void kvt_store_stats(const struct kvt_store *store, struct kvt_store_stats *ret_stats);
 

@@ -219,7 +219,7 @@ static void give_taken(struct kvt_store *store, struct cell *cell, uint32_t tier
     }
 }
 
-/* Every shard in one zone: a copy is lost with one device, not with any of several. */
+/* L3: every shard in one zone: a copy is lost with one device, not with any of several. */
 static bool take_in(struct kvt_store *store, struct cell *cell, uint32_t tier, uint32_t zone)
 {
     const struct store_component *component = kvt_store_component(store, cell);
@@ -236,6 +236,30 @@ static bool take_in(struct kvt_store *store, struct cell *cell, uint32_t tier, u
     return false;
 }
 
+/* L1 and L2: each shard where its rank is at home, or in any other zone. */
+static bool take_near(struct kvt_store *store, struct cell *cell, uint32_t tier)
+{
+    const struct store_component *component = kvt_store_component(store, cell);
+    uint32_t zones = KVT_MAX(store->tiers[tier].tier->zones_count, 1u), taken;
+    uint32_t idx = kvt_store_cell_idx(store, cell);
+
+    for (taken = 0; taken < component->shards; taken++) {
+        uint32_t first = kvt_store_first_zone(store, cell, tier, taken), i;
+
+        for (i = 0; i < zones; i++)
+            if (kvt_slab_take_in(store->tiers[tier].slab, component->class_idx[tier],
+                                 (first + i) % zones, idx,
+                                 kvt_store_slot(store, cell, tier, taken)) == 0)
+                break;
+        if (i == zones)
+            break;
+    }
+    if (taken == component->shards)
+        return true;
+    give_taken(store, cell, tier, taken);
+    return false;
+}
+
 static void count_taken(struct kvt_store *store, struct cell *cell, uint32_t tier)
 {
     const struct store_component *component = kvt_store_component(store, cell);
@@ -246,20 +270,23 @@ static void count_taken(struct kvt_store *store, struct cell *cell, uint32_t tie
 
 bool kvt_store_take_slots(struct kvt_store *store, struct cell *cell, uint32_t tier)
 {
-    uint32_t zones = tier == KVT_TIER_DISK ? store->zones_count : 1;
-    uint32_t first = tier == KVT_TIER_DISK ? kvt_store_pick_zone(store, cell) : 0;
+    uint32_t first;
 
     KVT_ASSERT(cell->copies[tier].state == COPY_NONE);
-    for (uint32_t i = 0; i < zones; i++) {
-        uint32_t zone = (first + i) % zones;
+    if (tier != KVT_TIER_DISK) {
+        if (!take_near(store, cell, tier))
+            return false;
+        count_taken(store, cell, tier);
+        return true;
+    }
+    first = kvt_store_pick_zone(store, cell);
+    for (uint32_t i = 0; i < store->zones_count; i++) {
+        uint32_t zone = (first + i) % store->zones_count;
 
         /* What its index has not named yet only looks free. */
-        if (tier == KVT_TIER_DISK && store->zones[zone].is_loading)
-            continue;
-        if (take_in(store, cell, tier, zone)) {
+        if (!store->zones[zone].is_loading && take_in(store, cell, tier, zone)) {
             count_taken(store, cell, tier);
-            if (tier == KVT_TIER_DISK)
-                kvt_store_zone_used(store, cell, zone);
+            kvt_store_zone_used(store, cell, zone);
             return true;
         }
     }
@@ -389,6 +416,14 @@ void kvt_store_let_go(struct kvt_store *store, struct cell *cell, uint32_t tier,
     (void)change_mask(store, cell, 0, clear, reason);
 }
 
+void kvt_store_lose(struct kvt_store *store, struct cell *cell)
+{
+    if (cell->copies[KVT_TIER_DEVICE].state == COPY_FILLING && cell->is_claimed)
+        (void)change_mask(store, cell, 0, BIT_HOLD, KVT_DROP_LOST);
+    else
+        kvt_store_let_go(store, cell, KVT_TIER_DEVICE, KVT_DROP_LOST);
+}
+
 void kvt_store_orphan(struct kvt_store *store, struct cell *cell, enum kvt_store_drop_reason reason)
 {
     KVT_ASSERT(!cell->is_orphan);
@@ -483,6 +518,8 @@ enum kvt_claim kvt_store_claim(struct kvt_store *store, struct kvt_radix_block b
     if (store->is_draining || kvt_radix_get(store->radix, block, component, &at) != 0)
         return KVT_CLAIM_NO_ROOM;
     if (at.mask != 0) {
+        /* Lost with a GPU and not dropped so far: that would take its block from under the caller.
+         * It is missed a moment later, and may be stored again then. */
         cell = &store->cells[at.handle];
         *ret_cell = (struct kvt_cell){at.handle, cell->generation};
         return cell->is_claimed ? KVT_CLAIM_PENDING : KVT_CLAIM_PRESENT;
@@ -552,6 +589,8 @@ uint8_t kvt_store_ready_mask(const struct kvt_store *store, struct kvt_cell hand
     for (uint32_t tier = 0; tier < KVT_TIERS_COUNT; tier++)
         if (kvt_store_is_readable(cell, tier))
             mask = (uint8_t)(mask | BIT(tier));
+    if (kvt_store_l1_is_lost(store, cell))
+        mask = (uint8_t)(mask & ~BIT(KVT_TIER_DEVICE));
     return mask;
 }
 

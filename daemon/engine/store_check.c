@@ -19,7 +19,7 @@ const char *kvt_store_drop_reason_text(enum kvt_store_drop_reason reason)
 /* Of all zones, also of those that take nothing now. */
 static struct kvt_slab_stats slab_stats(const struct kvt_store *store, uint32_t tier)
 {
-    uint32_t zones = tier == KVT_TIER_DISK ? KVT_MAX(store->zones_count, 1u) : 1;
+    uint32_t zones = KVT_MAX(store->tiers[tier].tier->zones_count, 1u);
     struct kvt_slab_stats sum, one;
 
     kvt_slab_zone_stats(store->tiers[tier].slab, 0, &sum);
@@ -78,6 +78,7 @@ void kvt_store_stats(const struct kvt_store *store, struct kvt_store_stats *ret_
         stats.zones[i].is_lost = zone->is_dropped;
         stats.zones[i].is_kept = zone->index != NULL && !zone->is_index_lost;
     }
+    kvt_store_l1_stats(store, &stats);
     *ret_stats = stats;
 }
 
@@ -174,7 +175,10 @@ static bool check_mask(struct kvt_store *store, struct recount *recount, struct 
 static bool check_cell(struct kvt_store *store, struct recount *recount, struct cell *cell)
 {
     uint32_t idx = kvt_store_cell_idx(store, cell);
+    const char *why = kvt_store_l1_check_cell(store, cell, idx);
 
+    if (why != NULL)
+        return fail(recount, why);
     recount->cells++;
     recount->records += 1 + kvt_store_component(store, cell)->shards / 2;
     recount->claimed += cell->is_claimed;

@@ -65,10 +65,11 @@ static enum kvt_write_verdict ask_write(struct kvt_store *store, struct cell *ce
 
 /* ---- one victim ----------------------------------------------------------------------------- */
 
-static bool has_other_copy(const struct cell *cell, uint32_t tier)
+static bool has_other_copy(const struct kvt_store *store, const struct cell *cell, uint32_t tier)
 {
     for (uint32_t i = 0; i < KVT_TIERS_COUNT; i++)
-        if (i != tier && cell->copies[i].state == COPY_READY)
+        if (i != tier && cell->copies[i].state == COPY_READY &&
+            (i != KVT_TIER_DEVICE || !kvt_store_l1_is_lost(store, cell)))
             return true;
     return false;
 }
@@ -124,7 +125,9 @@ static enum gone evict_copy(struct kvt_store *store, struct cell *cell, uint32_t
         return GONE_NOT;
     if (tier == KVT_TIER_DISK && !may_leave(store, cell))
         return GONE_NOT;
-    if (has_other_copy(cell, tier)) {
+    if (tier == KVT_TIER_DEVICE && kvt_store_l1_settle(store, cell))
+        return GONE_NOW;
+    if (has_other_copy(store, cell, tier)) {
         kvt_store_let_go(store, cell, tier, KVT_DROP_EVICTED);
         return GONE_NOW;
     }
@@ -316,6 +319,8 @@ enum room kvt_store_acquire(struct kvt_store *store, struct cell *cell, uint32_t
     uint32_t class_idx = component->class_idx[tier];
     uint64_t draining_max;
 
+    if (tier == KVT_TIER_DEVICE && !component->is_in_l1)
+        return ROOM_NONE;
     draining_max =
         kvt_evict_marks(at->class_of[class_idx].taken_slots, component->shards).high_slots;
     draining_max = KVT_MAX(draining_max, 4ull * component->shards);
@@ -404,7 +409,8 @@ uint32_t kvt_store_evict_index(struct kvt_store *store, uint32_t cells_max)
                 continue;
             }
             kvt_store_let_go(store, cell, i - 1,
-                             has_other_copy(cell, i - 1) ? KVT_DROP_EVICTED : KVT_DROP_NO_LOWER);
+                             has_other_copy(store, cell, i - 1) ? KVT_DROP_EVICTED
+                                                                : KVT_DROP_NO_LOWER);
             done++;
         }
         if (done == before)

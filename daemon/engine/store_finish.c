@@ -71,6 +71,8 @@ static void copy_settle(struct kvt_store *store, struct move *move)
 static void copy_finish(struct kvt_store *store, struct move *move)
 {
     uint32_t cell = move->cell, dst = move->dst;
+    /* What L1 did not take is still below. */
+    bool is_to_l1 = dst == KVT_TIER_DEVICE && move->status == KVT_XFER_OUT_OF_SERVICE;
     uint64_t bytes = move->bytes;
     bool is_save = move->is_save;
     struct kvt_list waiters;
@@ -92,7 +94,7 @@ static void copy_finish(struct kvt_store *store, struct move *move)
         struct kvt_job *job = KVT_CONTAINER_OF(waiters.next, struct kvt_job, link);
 
         if (status != 0) {
-            kvt_store_end_job(store, job, result_of(status, false));
+            kvt_store_end_job(store, job, result_of(status, is_to_l1));
             continue;
         }
         kvt_list_remove(&job->link);
@@ -109,6 +111,10 @@ static void fill_finish(struct kvt_store *store, struct move *move)
     struct kvt_job *job = move->job;
 
     cell->filling &= ~(1u << move->shard);
+    if (move->status == KVT_XFER_OUT_OF_SERVICE && move->dst == KVT_TIER_DEVICE)
+        kvt_store_l1_look(store);
+    if (!cell->is_orphan)
+        (void)kvt_store_l1_settle(store, cell); /* pinned by this move: the record stays */
     if (cell->is_orphan) {
         result = KVT_MOVE_ABORTED;
     } else if (move->status == 0) {
@@ -133,6 +139,7 @@ static void read_finish(struct kvt_store *store, struct move *move)
     struct cell *cell = &store->cells[move->cell];
     struct kvt_job *job = move->job;
     int status = move->status;
+    bool is_lost = status == KVT_XFER_OUT_OF_SERVICE && move->src == KVT_TIER_DEVICE;
 
     if (is_source_bad(move))
         kvt_store_let_go(store, cell, move->src, KVT_DROP_BAD);
@@ -140,7 +147,10 @@ static void read_finish(struct kvt_store *store, struct move *move)
     job->moved_bytes = status == 0 ? kvt_client_view_bytes(&job->view) : 0;
     kvt_store_unpin(store, cell, move->src);
     kvt_store_move_free(store, move);
-    kvt_store_end_job(store, job, result_of(status, false));
+    if (is_lost) /* before the next turn sees it: what is below may serve */
+        kvt_store_l1_look(store);
+    if (!is_lost || store->l1.lost == 0 || !kvt_store_try_again(store, job))
+        kvt_store_end_job(store, job, result_of(status, false));
 }
 
 /* True: the second transfer was queued, the move goes on. */
@@ -168,7 +178,8 @@ static bool bounce_finish(struct kvt_store *store, struct move *move, struct xfe
             xfer->base.flags = 0;
             xfer->bytes = kvt_client_view_bytes(&job->view);
             xfer->is_submitted = false;
-            kvt_store_enqueue(store, xfer, KVT_TIER_HOST, PATH_CLIENT, job->is_background);
+            kvt_store_enqueue(store, xfer, KVT_TIER_HOST, kvt_store_client_end(job),
+                              job->is_background);
             return true;
         }
     }

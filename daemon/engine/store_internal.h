@@ -131,12 +131,14 @@ struct xfer {
     struct kvt_list link; /* pending or free */
     uint32_t move;
     uint8_t tier; /* whose thread does it */
-    uint8_t path; /* for rates: src * 4 + dst, 3 = client */
+    uint8_t path; /* for rates: src * PATH_ENDS + dst */
     bool is_submitted;
     uint64_t bytes;
 };
-#define PATHS_COUNT 16u
-#define PATH_CLIENT 3u
+#define PATH_CLIENT 3u /* in host memory */
+#define PATH_GPU 4u    /* a client in a GPU's memory */
+#define PATH_ENDS 5u
+#define PATHS_COUNT (PATH_ENDS * PATH_ENDS)
 
 enum job_state {
     JOB_NEW = 0,
@@ -152,6 +154,7 @@ struct store_component {
     uint32_t shards;
     uint32_t header_bytes;
     uint32_t class_idx[KVT_TIERS_COUNT];
+    bool is_in_l1; /* its payload can be moved by L1's devices; else class_idx of L1 is none */
     uint64_t cells_at[KVT_TIERS_COUNT]; /* copies in any state but NONE */
 };
 
@@ -166,6 +169,7 @@ struct store_ns {
     uint64_t epoch;
     uint32_t block_tokens, ranks, components_count;
     uint8_t fingerprint[KVT_FINGERPRINT_BYTES];
+    uint8_t home[KVT_RANKS_MAX]; /* zone of L1 that a rank's shards should go to */
     struct store_component components[KVT_COMPONENTS_MAX];
 };
 
@@ -217,6 +221,22 @@ struct store_zone {
     struct drop *drops;                 /* a ring of drops_max */
     uint32_t drops_head, drops_count;
     uint64_t said_ns, said_bytes; /* last line about a scan, and how far it was; 0: none runs */
+};
+
+/* Of L1's devices, see store_l1.c. */
+struct store_l1_zone {
+    const struct kvt_tier_counters *counters; /* health, incarnation */
+    uint32_t incarnation;                     /* the store's view: places carry it */
+    uint64_t out_since_ns;                    /* 0: in service */
+};
+
+struct store_l1 {
+    struct store_l1_zone zones[KVT_ZONES_MAX];
+    uint32_t zones_count; /* 0: no L1 */
+    uint32_t lost;        /* zones that are out, a bit each: closed, and nothing there is read */
+    bool is_dropping;     /* the walk over cells is not over */
+    uint32_t drop_at;     /* cell that it looks at next */
+    uint64_t losses, dropped;
 };
 
 #define STORE_RECENT_MAX 64u
@@ -296,6 +316,7 @@ struct kvt_store {
     uint64_t stamp_next, stamp_end;
     uint64_t claimed;
 
+    struct store_l1 l1;
     struct store_zone zones[KVT_ZONES_MAX];
     uint32_t zones_count;
     struct store_recent recent[STORE_RECENT_MAX];
@@ -378,6 +399,7 @@ static inline bool kvt_store_zone_has_index(const struct store_zone *zone)
     return zone->index != NULL && !zone->is_index_lost;
 }
 
+/* By its state; a copy in L1 may be lost all the same: kvt_store_l1_is_lost. */
 static inline bool kvt_store_is_readable(const struct cell *cell, uint32_t tier)
 {
     return cell->copies[tier].state == COPY_READY || cell->copies[tier].state == COPY_DRAINING;
@@ -406,6 +428,8 @@ void kvt_store_let_go(struct kvt_store *store, struct cell *cell, uint32_t tier,
 /* The tree has forgotten the cell: every copy goes. May free the cell. */
 void kvt_store_orphan(struct kvt_store *store, struct cell *cell,
                       enum kvt_store_drop_reason reason);
+/* What the copy in L1 has is gone: the copy goes, or the claim that it was filled for. */
+void kvt_store_lose(struct kvt_store *store, struct cell *cell);
 void kvt_store_remember_lost(struct kvt_store *store, const struct cell *cell, enum kvt_why why);
 /* Every shard of a claimed cell is there. */
 bool kvt_store_fill_complete(struct kvt_store *store, struct cell *cell);
@@ -477,6 +501,27 @@ const char *kvt_store_zone_name(const struct kvt_store *store, uint32_t idx); /*
 /* A slot of L3 that failed verification: once, since its copy is dropped. */
 void kvt_store_tell_bad_slot(const struct kvt_store *store, const struct kvt_xfer *xfer);
 
+/* ---- store_l1.c: L1's zones ---- */
+void kvt_store_l1_init(struct kvt_store *store);
+/* The store's view of it. */
+uint32_t kvt_store_l1_incarnation(const struct kvt_store *store, uint32_t zone);
+/* Where a shard should go, of L1 or L2; what is not free there goes to any other zone. */
+uint32_t kvt_store_first_zone(const struct kvt_store *store, const struct cell *cell, uint32_t tier,
+                              uint32_t shard);
+/* Its copy in L1 has a shard in a zone that was lost. */
+bool kvt_store_l1_is_lost(const struct kvt_store *store, const struct cell *cell);
+/* Drops such a copy: true when there was one. May free the cell. */
+bool kvt_store_l1_settle(struct kvt_store *store, struct cell *cell);
+/* Looks whether zones are in service. */
+void kvt_store_l1_look(struct kvt_store *store);
+/* The same, and looks at up to @budget cells for what was lost; true: there is more to do. */
+bool kvt_store_l1_turn(struct kvt_store *store, uint32_t budget);
+uint64_t kvt_store_l1_next_ns(const struct kvt_store *store);
+/* NULL, or what is wrong with the cell's copy in L1. */
+const char *kvt_store_l1_check_cell(const struct kvt_store *store, const struct cell *cell,
+                                    uint32_t idx);
+void kvt_store_l1_stats(const struct kvt_store *store, struct kvt_store_stats *stats);
+
 /* ---- store_load.c: what the index says at start ---- */
 KVT_MUST_USE int kvt_store_load_init(struct kvt_store *store);
 void kvt_store_load_deinit(struct kvt_store *store);
@@ -543,6 +588,8 @@ struct kvt_place kvt_store_place_of_client(const struct kvt_job *job);
 /* Puts a transfer on the list of the tier whose thread does it. */
 void kvt_store_enqueue(struct kvt_store *store, struct xfer *xfer, uint32_t src, uint32_t dst,
                        bool is_background);
+/* The end of a path that a client's memory is. */
+uint32_t kvt_store_client_end(const struct kvt_job *job);
 bool kvt_store_has_xfers(const struct kvt_store *store, uint32_t count, bool is_background);
 KVT_MUST_USE int kvt_store_xfers_init(struct kvt_store *store, uint32_t count);
 void kvt_store_xfers_deinit(struct kvt_store *store);
@@ -565,6 +612,8 @@ void kvt_store_scrubbed(struct kvt_store *store, const struct move *move, bool i
 /* Tries to get on with a job that is in no list. */
 void kvt_store_dispatch(struct kvt_store *store, struct kvt_job *job);
 void kvt_store_end_job(struct kvt_store *store, struct kvt_job *job, enum kvt_move_result result);
+/* A job whose transfer came back without having moved anything: false, or it is somewhere else. */
+bool kvt_store_try_again(struct kvt_store *store, struct kvt_job *job);
 void kvt_store_arm(struct kvt_store *store, struct kvt_job *job);
 void kvt_store_disarm(struct kvt_store *store, struct kvt_job *job);
 /* Jobs whose deadline passed. */

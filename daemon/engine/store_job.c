@@ -146,6 +146,8 @@ static enum start raise_or_join(struct kvt_store *store, struct cell *cell, stru
         uint32_t class_idx = component->class_idx[dst];
         const struct store_tier *at = &store->tiers[dst];
 
+        if (dst == KVT_TIER_DEVICE && !component->is_in_l1)
+            return START_NONE;
         facts.room_slots = kvt_store_room(store, dst, class_idx);
         facts.headroom_slots =
             kvt_evict_marks(at->class_of[class_idx].taken_slots, component->shards).high_slots;
@@ -356,7 +358,11 @@ static void dispatch_lower(struct kvt_store *store, struct kvt_job *job)
 
 void kvt_store_dispatch(struct kvt_store *store, struct kvt_job *job)
 {
+    struct cell *cell = kvt_store_cell_at(store, job->cell);
+
     KVT_ASSERT(job->state == JOB_NEW);
+    if (cell != NULL)
+        (void)kvt_store_l1_settle(store, cell); /* it may be gone then: each kind looks again */
     switch (job->kind) {
     case KVT_JOB_FILL:
         dispatch_fill(store, job);
@@ -381,6 +387,20 @@ void kvt_store_dispatch(struct kvt_store *store, struct kvt_job *job)
     }
 }
 
+bool kvt_store_try_again(struct kvt_store *store, struct kvt_job *job)
+{
+    KVT_ASSERT(job->state == JOB_RUNNING && job->heap_idx == HEAP_NONE);
+    if (job->is_cancelled || job->deadline_ns <= store->now_ns ||
+        store->heap_count == store->heap_max)
+        return false;
+    leave_place(store, job);
+    job->state = JOB_NEW;
+    job->xfer = NULL;
+    kvt_store_arm(store, job);
+    kvt_store_dispatch(store, job);
+    return true;
+}
+
 /* ---- from outside --------------------------------------------------------------------------- */
 
 void kvt_store_submit(struct kvt_store *store, struct kvt_job *job, uint64_t now_ns)
@@ -390,7 +410,7 @@ void kvt_store_submit(struct kvt_store *store, struct kvt_job *job, uint64_t now
     job->heap_idx = HEAP_NONE;
     job->xfer = NULL;
     job->moved_bytes = 0;
-    job->is_raised = false;
+    job->is_raised = job->is_cancelled = false;
     kvt_list_init(&job->link);
     if (store->heap_count == store->heap_max) {
         kvt_store_end_job(store, job, KVT_MOVE_NO_ROOM);
@@ -424,6 +444,7 @@ static bool end_early(struct kvt_store *store, struct kvt_job *job, enum kvt_mov
 
 void kvt_store_cancel(struct kvt_store *store, struct kvt_job *job)
 {
+    job->is_cancelled = true;
     (void)end_early(store, job, KVT_MOVE_ABORTED);
 }
 

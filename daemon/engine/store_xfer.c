@@ -110,10 +110,14 @@ static struct kvt_place place_in(struct kvt_store *store, struct cell *cell, uin
                                  uint32_t shard)
 {
     struct kvt_slot slot = *kvt_store_slot(store, cell, tier, shard);
+    const struct kvt_slab *slab = store->tiers[tier].slab;
 
     return (struct kvt_place){
         .kind = place_of_tier[tier],
-        .offset_bytes = kvt_slab_offset(store->tiers[tier].slab, slot),
+        .incarnation = tier == KVT_TIER_DEVICE
+                           ? kvt_store_l1_incarnation(store, kvt_slab_zone(slab, slot))
+                           : 0,
+        .offset_bytes = kvt_slab_offset(slab, slot),
     };
 }
 
@@ -150,7 +154,14 @@ static void identify(struct kvt_store *store, struct xfer *xfer, struct cell *ce
                                   : IDENTITY_UNKNOWN;
 }
 
-/* The thread that does it: the disk's or the device's if one end is theirs, else the host's. */
+/* The end of a path that a client's memory is. */
+uint32_t kvt_store_client_end(const struct kvt_job *job)
+{
+    return job->view.layout->is_gpu ? PATH_GPU : PATH_CLIENT;
+}
+
+/* The thread that does it: the disk's or the device's if one end is theirs, else the host's. A
+ * GPU's memory is the device's. */
 void kvt_store_enqueue(struct kvt_store *store, struct xfer *xfer, uint32_t src, uint32_t dst,
                        bool is_background)
 {
@@ -159,12 +170,12 @@ void kvt_store_enqueue(struct kvt_store *store, struct xfer *xfer, uint32_t src,
 
     if (src == KVT_TIER_DISK || dst == KVT_TIER_DISK)
         tier = KVT_TIER_DISK;
-    else if (src == KVT_TIER_DEVICE || dst == KVT_TIER_DEVICE)
+    else if (src == KVT_TIER_DEVICE || dst == KVT_TIER_DEVICE || src == PATH_GPU || dst == PATH_GPU)
         tier = KVT_TIER_DEVICE;
     at = &store->tiers[tier];
     KVT_ASSERT(at->tier != NULL && xfer->base.deadline_ns != 0);
     xfer->tier = (uint8_t)tier;
-    xfer->path = (uint8_t)(src * 4 + dst);
+    xfer->path = (uint8_t)(src * PATH_ENDS + dst);
     if (is_background)
         xfer->base.flags |= KVT_XFER_BACKGROUND;
     if (src == KVT_TIER_HOST && dst != KVT_TIER_DISK && store->config.is_verify_l2_always)
@@ -248,6 +259,8 @@ enum start kvt_store_start_copy(struct kvt_store *store, struct cell *cell,
     KVT_ASSERT(kvt_store_is_readable(cell, src));
     if (src == KVT_TIER_DISK && !kvt_radix_is_live(store->radix, cell->block))
         return START_NONE; /* what cannot be compared is not read */
+    if (src == KVT_TIER_DEVICE && kvt_store_l1_is_lost(store, cell))
+        return START_NONE;
     if (cell->copies[dst].state != COPY_NONE || cell->copies[src].pins == CELL_PINS_MAX ||
         !kvt_store_has_xfers(store, shards, options->is_background))
         return START_WAIT;
@@ -303,11 +316,11 @@ static void client_begin(struct kvt_store *store, enum move_kind kind, struct ce
     if (kind == MOVE_FILL) {
         xfer->base.src = kvt_store_place_of_client(job);
         xfer->base.dst = place_in(store, cell, tier, shard);
-        kvt_store_enqueue(store, xfer, PATH_CLIENT, tier, job->is_background);
+        kvt_store_enqueue(store, xfer, kvt_store_client_end(job), tier, job->is_background);
     } else {
         xfer->base.src = place_in(store, cell, tier, shard);
         xfer->base.dst = kvt_store_place_of_client(job);
-        kvt_store_enqueue(store, xfer, tier, PATH_CLIENT, job->is_background);
+        kvt_store_enqueue(store, xfer, tier, kvt_store_client_end(job), job->is_background);
     }
     job->xfer = move;
     job->state = JOB_RUNNING;

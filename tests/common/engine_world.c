@@ -46,6 +46,10 @@ static void make_tiers(struct world *world, const struct world_config *config)
                                         .short_rate = config->fault_rate,
                                         .full_rate = config->fault_rate};
 
+        if (i == KVT_TIER_DEVICE) {
+            tier.zones = config->gpus;
+            tier.payload_bytes_max = config->payload_bytes_max;
+        }
         if (i == KVT_TIER_DISK && config->devices > 0) {
             tier.zones = config->devices;
             tier.is_crash_tolerant = true;

@@ -32,11 +32,13 @@ struct world_config {
     bool is_index_lenient; /* see fake_index.h: rows may be left behind that were never loaded */
     enum kvt_write_policy write_policy;
     uint64_t lost_after_ns;
-    bool is_disk_volatile;   /* see fake_tier.h */
-    uint64_t ring_bytes;     /* of each index; 0: as fake_index.h says */
-    const char *model;       /* of the namespace; NULL: a short one */
-    uint64_t stamps;         /* numbers that a start reserves; 0: many */
-    uint32_t namespaces_max; /* 0: the engine's default */
+    bool is_disk_volatile;      /* see fake_tier.h */
+    uint64_t ring_bytes;        /* of each index; 0: as fake_index.h says */
+    const char *model;          /* of the namespace; NULL: a short one */
+    uint64_t stamps;            /* numbers that a start reserves; 0: many */
+    uint32_t namespaces_max;    /* 0: the engine's default */
+    uint32_t gpus;              /* zones of L1, of equal size; 0: it is one device */
+    uint64_t payload_bytes_max; /* that L1 can move; 0: any */
 };
 
 #define WORLD_DEVICES_MAX 4u

@@ -105,6 +105,23 @@ static void note_write(struct fake_tier *tier, uint64_t offset_bytes, uint64_t b
     *newest = written;
 }
 
+static bool is_of_gpu(const struct kvt_place *place)
+{
+    return place->kind == KVT_PLACE_CLIENT && place->view.layout->is_gpu;
+}
+
+/* The pieces of a GPU's memory are where they are here, too. */
+static int copy_client(struct kvt_client_view view, uint8_t *payload, bool is_gather,
+                       uint64_t *ret_hash)
+{
+    struct kvt_layout layout = *view.layout;
+
+    layout.is_gpu = false;
+    view.layout = &layout;
+    return is_gather ? kvt_client_gather(&view, payload, ret_hash)
+                     : kvt_client_scatter(&view, payload);
+}
+
 static int move_bytes(struct fake_tier *tier, struct kvt_xfer *xfer)
 {
     uint64_t bytes = xfer->key.payload_bytes, hash = 0;
@@ -114,11 +131,11 @@ static int move_bytes(struct fake_tier *tier, struct kvt_xfer *xfer)
     if (xfer->src.kind == KVT_PLACE_HOST)
         demand(kvt_slot_check(at_place(tier, &xfer->src), &xfer->key), "slot in host memory");
     if (xfer->src.kind == KVT_PLACE_CLIENT) {
-        if (kvt_client_gather(&xfer->src.view, payload_at(tier, xfer, &xfer->dst),
-                              is_sealed ? &hash : NULL) != 0)
+        if (copy_client(xfer->src.view, payload_at(tier, xfer, &xfer->dst), true,
+                        is_sealed ? &hash : NULL) != 0)
             return KVT_XFER_CLIENT_GONE;
     } else if (xfer->dst.kind == KVT_PLACE_CLIENT) {
-        if (kvt_client_scatter(&xfer->dst.view, payload_at(tier, xfer, &xfer->src)) != 0)
+        if (copy_client(xfer->dst.view, payload_at(tier, xfer, &xfer->src), false, NULL) != 0)
             return KVT_XFER_CLIENT_GONE;
     } else if (tier->config.id == KVT_TIER_DISK) {
         src = at_place(tier, &xfer->src);
@@ -153,12 +170,39 @@ static void scribble(struct fake_tier *tier, const struct kvt_xfer *xfer)
            xfer->dst.kind == KVT_PLACE_DEVICE ? xfer->key.payload_bytes : xfer->slot_bytes);
 }
 
-static bool is_zone_out(const struct fake_tier *tier, const struct kvt_xfer *xfer)
+static bool is_out(const struct fake_tier *tier, const struct kvt_place *at)
 {
-    const struct kvt_place *at = xfer->src.kind == KVT_PLACE_DISK ? &xfer->src : &xfer->dst;
+    const struct kvt_tier_counters *zone;
 
-    return tier->config.zones != 0 && at->kind == KVT_PLACE_DISK &&
-           atomic_load(&tier->zones[zone_of(tier, at->offset_bytes)].health) != KVT_TIER_HEALTH_OK;
+    if (tier->config.zones == 0 || (at->kind != KVT_PLACE_DISK && at->kind != KVT_PLACE_DEVICE))
+        return false;
+    zone = &tier->zones[zone_of(tier, at->offset_bytes)];
+    return atomic_load(&zone->health) != KVT_TIER_HEALTH_OK ||
+           (at->kind == KVT_PLACE_DEVICE && atomic_load(&zone->incarnation) != at->incarnation);
+}
+
+static bool is_client_lost(const struct fake_tier *tier, const struct kvt_place *at)
+{
+    return is_of_gpu(at) &&
+           fake_tier_incarnation(tier, at->view.layout->gpu_zone) != at->view.layout->incarnation;
+}
+
+/* Each transfer comes to the tier that can do it. */
+static void demand_tier(const struct fake_tier *tier, const struct kvt_xfer *xfer)
+{
+    enum kvt_tier_id wanted = KVT_TIER_HOST;
+
+    if ((xfer->flags & KVT_XFER_FLUSH) != 0 || xfer->src.kind == KVT_PLACE_DISK ||
+        xfer->dst.kind == KVT_PLACE_DISK)
+        wanted = KVT_TIER_DISK;
+    else if (xfer->src.kind == KVT_PLACE_DEVICE || xfer->dst.kind == KVT_PLACE_DEVICE ||
+             is_of_gpu(&xfer->src) || is_of_gpu(&xfer->dst))
+        wanted = KVT_TIER_DEVICE;
+    if (wanted == tier->config.id)
+        return;
+    fprintf(stderr, "fake tier: a transfer of L%d came to L%d\n", (int)wanted + 1,
+            (int)tier->config.id + 1);
+    abort();
 }
 
 static int run(struct fake_tier *tier, struct kvt_xfer *xfer, uint64_t start_ns)
@@ -167,7 +211,9 @@ static int run(struct fake_tier *tier, struct kvt_xfer *xfer, uint64_t start_ns)
 
     if (start_ns > xfer->deadline_ns)
         return KVT_XFER_LATE;
-    if (tier->now_ns < tier->outage_end_ns || is_zone_out(tier, xfer))
+    if (is_client_lost(tier, &xfer->src) || is_client_lost(tier, &xfer->dst))
+        return KVT_XFER_CLIENT_GONE;
+    if (tier->now_ns < tier->outage_end_ns || is_out(tier, &xfer->src) || is_out(tier, &xfer->dst))
         return KVT_XFER_OUT_OF_SERVICE;
     if (chance(tier, tier->config.outage_rate)) {
         tier->outage_end_ns =
@@ -207,6 +253,7 @@ static int fake_submit(struct kvt_tier *base, struct kvt_xfer *const xfers[], ui
         uint64_t delay_ns = 1 + fake_random(&tier->random) % tier->config.delay_ns_max;
 
         KVT_ASSERT(xfers[taken]->deadline_ns != 0);
+        demand_tier(tier, xfers[taken]);
         at->xfer = xfers[taken++];
         at->start_ns = tier->now_ns + delay_ns / 2;
         at->due_ns = tier->now_ns + delay_ns;
@@ -274,6 +321,7 @@ struct fake_tier *fake_tier_new(const struct fake_tier_config *config)
     tier->base.capacity_bytes = config->capacity_bytes;
     tier->base.inflight_max = config->inflight_max;
     tier->base.zones_count = config->zones;
+    tier->base.payload_bytes_max = config->payload_bytes_max;
     for (uint32_t i = 0; i < config->zones; i++)
         tier->base.zones[i] =
             (struct kvt_tier_zone){.base_bytes = i * (config->capacity_bytes / config->zones),
@@ -292,6 +340,37 @@ struct fake_tier *fake_tier_new(const struct fake_tier_config *config)
 void fake_tier_set_zone_out(struct fake_tier *tier, uint32_t zone, bool is_out)
 {
     atomic_store(&tier->zones[zone].health, is_out ? KVT_TIER_HEALTH_OUT : KVT_TIER_HEALTH_OK);
+}
+
+static void garble(struct fake_tier *tier, uint32_t zone)
+{
+    uint64_t bytes = tier->config.capacity_bytes / tier->config.zones;
+
+    KVT_ASSERT(tier->config.id == KVT_TIER_DEVICE && zone < tier->config.zones);
+    memset(tier->memory + zone * bytes, (int)(fake_random(&tier->random) & 0xff), bytes);
+}
+
+void fake_tier_lose_zone(struct fake_tier *tier, uint32_t zone)
+{
+    garble(tier, zone);
+    atomic_fetch_add(&tier->zones[zone].incarnation, 1);
+    atomic_store(&tier->zones[zone].health, KVT_TIER_HEALTH_OUT);
+}
+
+void fake_tier_revive_zone(struct fake_tier *tier, uint32_t zone)
+{
+    garble(tier, zone);
+    atomic_store(&tier->zones[zone].health, KVT_TIER_HEALTH_OK);
+}
+
+bool fake_tier_is_zone_out(const struct fake_tier *tier, uint32_t zone)
+{
+    return atomic_load(&tier->zones[zone].health) != KVT_TIER_HEALTH_OK;
+}
+
+uint32_t fake_tier_incarnation(const struct fake_tier *tier, uint32_t zone)
+{
+    return atomic_load(&tier->zones[zone].incarnation);
 }
 
 void fake_tier_sync(struct fake_tier *tier, uint32_t zone)

@@ -7,7 +7,13 @@
  * garbage at its destination. Each kind of failure has a rate in 1/1000; `outage` makes every
  * transfer of a stretch of time fail with OUT_OF_SERVICE. Whatever else happens, a whole slot that
  * is read is checked against the key that the engine expects: a mismatch that was not injected is
- * the engine's fault and ends the process. */
+ * the engine's fault and ends the process.
+ *
+ * Zones of L1 are GPUs that can be lost: what was in one is garbage then, its incarnation is
+ * another, and a place or a client's layout of the old one is refused. Memory of a GPU is ordinary
+ * memory here, which only this tier copies: a transfer that reaches the wrong tier ends the
+ * process.
+ */
 #pragma once
 
 #include "tiers/tier.h"
@@ -27,7 +33,8 @@ struct fake_tier_config {
     /* After a crash a slot may hold something else than its row says: reading it is BAD_SLOT, not
      * the engine's fault. */
     bool is_crash_tolerant;
-    uint32_t zones; /* equal parts, each with its health; 0: none */
+    uint32_t zones;             /* equal parts, each with its health; 0: none */
+    uint64_t payload_bytes_max; /* 0: no bound */
     /* DISK: what was written since the last fake_tier_sync of its zone may be lost by
      * fake_tier_crash, or torn at 512 bytes, in any order. Else all is there at once. */
     bool is_volatile;
@@ -44,6 +51,11 @@ uint64_t fake_tier_next_ns(const struct fake_tier *tier);
 void fake_tier_set_faulty(struct fake_tier *tier, bool is_faulty);
 /* Takes one zone out of service, or back. */
 void fake_tier_set_zone_out(struct fake_tier *tier, uint32_t zone, bool is_out);
+/* L1: what is in the zone is lost, and it goes out of service; and comes back, with garbage. */
+void fake_tier_lose_zone(struct fake_tier *tier, uint32_t zone);
+void fake_tier_revive_zone(struct fake_tier *tier, uint32_t zone);
+bool fake_tier_is_zone_out(const struct fake_tier *tier, uint32_t zone);
+uint32_t fake_tier_incarnation(const struct fake_tier *tier, uint32_t zone);
 /* What was written to the zone before is durable. */
 void fake_tier_sync(struct fake_tier *tier, uint32_t zone);
 /* The power is gone; nothing is in flight. */

@@ -2,9 +2,10 @@
  * cancel, let deadlines pass, use stale and foreign handles, and die midway, over tiers that are
  * slow and fail. Now and then the daemon is stopped or crashes, and another one begins on what two
  * devices of L3 and their indexes have; a crash loses or tears what was written and not yet
- * synchronised. Devices go out of service and come back, indexes stand still or are lost. Every
- * promoted block is verified; what was durable is demanded after each restart; invariants are
- * checked; in the end nobody holds anything. The same seed gives the same trace.
+ * synchronised. Devices go out of service and come back, indexes stand still or are lost. GPUs of
+ * L1 are lost with all they have, and come back, at once or later. Every promoted block is
+ * verified; what was durable is demanded after each restart; invariants are checked; in the end
+ * nobody holds anything. The same seed gives the same trace.
  *
  * usage: engine_sim [--seed N] [--seeds N] [--steps N] */
 #include <stdlib.h>
@@ -40,7 +41,7 @@ struct sim {
     struct agent agents[AGENTS];
     struct held leases[ENGINES][HELD], tickets[ENGINES][HELD];
     uint64_t random;
-    uint64_t verified, wrong, late, ops, restarts, durable, epoch;
+    uint64_t verified, wrong, late, ops, restarts, durable, epoch, losses;
     struct world_copies copies; /* durable when the last engine ended */
 };
 
@@ -418,8 +419,25 @@ static void trouble(struct sim *sim)
     }
 }
 
+static void gpu_trouble(struct sim *sim)
+{
+    struct fake_tier *l1 = sim->world.tiers[KVT_TIER_DEVICE];
+    uint32_t gpu = (uint32_t)below(sim, sim->world.config.gpus);
+
+    if (fake_tier_is_zone_out(l1, gpu)) {
+        fake_tier_revive_zone(l1, gpu);
+        return;
+    }
+    fake_tier_lose_zone(l1, gpu);
+    sim->losses++;
+    if (below(sim, 2) == 0) /* before the engine has seen that it was away */
+        fake_tier_revive_zone(l1, gpu);
+}
+
 static void calm(struct sim *sim)
 {
+    for (uint32_t i = 0; i < sim->world.config.gpus; i++)
+        fake_tier_revive_zone(sim->world.tiers[KVT_TIER_DEVICE], i);
     for (uint32_t i = 0; i < sim->world.config.devices; i++) {
         fake_index_hold(sim->world.indexes[i], false);
         fake_tier_set_zone_out(sim->world.tiers[KVT_TIER_DISK], i, false);
@@ -433,6 +451,8 @@ static void step(struct sim *sim)
         restart(sim);
     if (below(sim, 100) == 0)
         trouble(sim);
+    if (sim->world.config.gpus > 0 && below(sim, 60) == 0)
+        gpu_trouble(sim);
     for (uint32_t i = 0; i < AGENTS; i++) {
         struct agent *agent = &sim->agents[i];
 
@@ -485,9 +505,12 @@ static struct world_config config_of(uint64_t seed)
     bool is_roomy = fake_random(&random) % 2 == 0;
     bool is_narrow = fake_random(&random) % 3 == 0;
     uint32_t devices = 1 + (uint32_t)(fake_random(&random) % 3);
+    uint32_t gpus = (uint32_t)(seed % 4);
 
     return (struct world_config){.seed = seed,
-                                 .l1_bytes = 256u << 10,
+                                 .l1_bytes = (uint64_t)KVT_MAX(gpus, 1u) * (256u << 10),
+                                 .gpus = gpus,
+                                 .payload_bytes_max = seed % 8 == 7 ? 3000 : 0,
                                  .l2_bytes = 512u << 10,
                                  .l3_bytes = devices * (is_roomy ? 2u << 20 : 512u << 10),
                                  .index_bytes = 4u << 20,
@@ -541,11 +564,13 @@ static uint64_t run(uint64_t seed, uint64_t steps)
     kvt_engine_counts(sim_now.world.engine, &counts);
     CHECK(counts.sessions == 0 && counts.engines == 0);
     printf("seed %llu: %llu requests, %llu blocks verified, %llu wrong, %llu answered before "
-           "quiesced, %llu restarts, %llu durable copies came back, trace %016llx\n",
+           "quiesced, %llu restarts, %llu durable copies came back, %u GPUs were lost %llu times, "
+           "trace %016llx\n",
            (unsigned long long)seed, (unsigned long long)sim_now.ops,
            (unsigned long long)sim_now.verified, (unsigned long long)sim_now.wrong,
            (unsigned long long)sim_now.late, (unsigned long long)sim_now.restarts,
-           (unsigned long long)sim_now.durable, (unsigned long long)sim_now.world.trace);
+           (unsigned long long)sim_now.durable, config.gpus, (unsigned long long)sim_now.losses,
+           (unsigned long long)sim_now.world.trace);
     CHECK(sim_now.wrong == 0 && sim_now.verified > 0 && sim_now.restarts > 0);
     world_copies_free(&sim_now.copies);
     world_deinit(&sim_now.world);

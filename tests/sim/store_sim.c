@@ -3,7 +3,8 @@
  * After turns the store recounts itself against the tree and the allocators; every payload that a
  * read gives is compared with the oracle (a function of namespace, component, rank and the tokens
  * so far); client memory is scribbled as soon as its job is done and must stay scribbled until it
- * is used again; every job ends once, and by its deadline plus the longest transfer. At the end
+ * is used again; every job ends once, and by its deadline plus the longest transfer. L1 is one to
+ * three GPUs, on which clients' memory may lie, and which are lost and come back. At the end
  * everything is dropped and nothing may be left. The same seed gives the same events: each run is
  * made twice and the hashes of its events are compared. */
 #include <inttypes.h>
@@ -88,7 +89,7 @@ struct claim {
 struct sim {
     uint64_t seed, random, now_ns, events_hash, event_count, verified, done_by_result[8];
     uint64_t wrong_expected; /* canary: payloads that differ, as they should */
-    bool is_canary;
+    bool is_canary, is_faulty;
     struct kvt_radix *radix;
     struct kvt_radix_ns ns[NS_COUNT];
     struct fake_tier *tiers[KVT_TIERS_COUNT];
@@ -99,7 +100,8 @@ struct sim {
     struct known known[KNOWN];
     struct claim claims[CLAIMS];
     struct kvt_radix_block leases[LEASES];
-    uint32_t unit_factor;
+    uint32_t gpus; /* zones of L1 */
+    uint64_t losses;
 };
 
 static uint64_t dice(struct sim *sim, uint64_t sides)
@@ -366,7 +368,8 @@ static void act(struct sim *sim)
 
     if (what < 2) {
         event(sim, kvt_store_evict_index(sim->store, 4));
-        event(sim, kvt_store_estimate_ns(sim->store, (enum kvt_tier_id)dice(sim, 3), 100000));
+        event(sim, kvt_store_estimate_ns(sim->store, (enum kvt_tier_id)dice(sim, 3),
+                                         dice(sim, 2) == 0, 100000));
     } else if (what < 150) {
         reserve(sim);
     } else if (what < 500) {
@@ -389,6 +392,41 @@ static void act(struct sim *sim)
     }
 }
 
+/* ---- GPUs ---- */
+
+static struct fake_tier *device_of(struct sim *sim)
+{
+    return sim->tiers[KVT_TIER_DEVICE];
+}
+
+/* Engines on it attach again: their layouts are of the new incarnation. */
+static void revive(struct sim *sim, uint32_t zone)
+{
+    fake_tier_revive_zone(device_of(sim), zone);
+    for (uint32_t n = 0; n < NS_COUNT; n++)
+        for (uint32_t c = 0; c < models[n].components_count; c++)
+            if (sim->clients[n][c].layout.is_gpu && sim->clients[n][c].layout.gpu_zone == zone)
+                sim->clients[n][c].layout.incarnation = fake_tier_incarnation(device_of(sim), zone);
+}
+
+static void lose_and_revive(struct sim *sim)
+{
+    uint32_t zone;
+
+    if (sim->gpus == 0 || !sim->is_faulty)
+        return;
+    zone = (uint32_t)dice(sim, sim->gpus);
+    if (!fake_tier_is_zone_out(device_of(sim), zone) && dice(sim, 100) == 0) {
+        fake_tier_lose_zone(device_of(sim), zone);
+        sim->losses++;
+        if (dice(sim, 2) == 0) /* before anybody has seen that it was away */
+            revive(sim, zone);
+        event(sim, zone);
+    } else if (fake_tier_is_zone_out(device_of(sim), zone) && dice(sim, 30) == 0) {
+        revive(sim, zone);
+    }
+}
+
 /* ---- the world ------------------------------------------------------------------------------ */
 
 static void make_clients(struct sim *sim)
@@ -407,6 +445,12 @@ static void make_clients(struct sim *sim)
                                                           bytes - half, NULL};
             client->layout = (struct kvt_layout){
                 .pieces_count = 2, .engine_blocks_per_block = 1, .pieces = client->pieces};
+            if (sim->gpus > 0 && (n + c + sim->seed) % 2 == 0) {
+                client->region.is_gpu = true;
+                client->region.gpu_zone = (uint32_t)dice(sim, sim->gpus);
+                kvt_store_ns_set_home(sim->store, sim->ns[n], (uint32_t)dice(sim, models[n].ranks),
+                                      client->region.gpu_zone);
+            }
             CHECK(kvt_layout_resolve(&client->layout, &client->region, 1, bytes) == 0);
         }
     }
@@ -451,6 +495,7 @@ static void sim_open(struct sim *sim, uint64_t seed, bool is_faulty)
 
     *sim = (struct sim){
         .seed = seed, .random = seed, .now_ns = 1, .events_hash = 14695981039346656037ull};
+    sim->is_faulty = is_faulty;
     for (uint32_t i = 0; i < JOBS; i++) {
         sim->jobs[i].sim = sim;
         sim->jobs[i].engine_block = i;
@@ -463,6 +508,8 @@ static void sim_open(struct sim *sim, uint64_t seed, bool is_faulty)
         units[0] = 0;
     if (seed % 11 == 2)
         units[2] = 0;
+    sim->gpus = units[0] == 0 ? 0 : (uint32_t)(seed % 4);
+    units[0] *= KVT_MAX(sim->gpus, 1u);
     sim->host_memory = kvt_alloc_aligned(4096, units[1] * UNIT_BYTES);
     CHECK(sim->host_memory != NULL && kvt_radix_new(&sim->radix, &radix) == 0);
     for (uint32_t i = 0; i < KVT_TIERS_COUNT; i++) {
@@ -480,6 +527,10 @@ static void sim_open(struct sim *sim, uint64_t seed, bool is_faulty)
                                         .outage_rate = i == 2 ? 2 : 0,
                                         .outage_ns_max = 100 * KVT_NS_PER_MS};
 
+        if (i == KVT_TIER_DEVICE) {
+            tier.zones = sim->gpus;
+            tier.payload_bytes_max = seed % 3 == 0 ? 8192 : 0;
+        }
         config.slab_unit_bytes[i] = UNIT_BYTES;
         if (units[i] == 0)
             continue;
@@ -549,6 +600,24 @@ static bool is_busy(const struct sim *sim)
     return kvt_store_inflight(sim->store) > 0;
 }
 
+/* Every GPU that is in service is used again, and known as what it is now. */
+static void check_l1(struct sim *sim)
+{
+    struct kvt_store_stats stats;
+
+    for (uint32_t i = 0; i < sim->gpus; i++)
+        if (fake_tier_is_zone_out(device_of(sim), i))
+            revive(sim, i);
+    (void)kvt_store_turn(sim->store, sim->now_ns, 64);
+    (void)kvt_store_turn(sim->store, sim->now_ns, 64);
+    kvt_store_stats(sim->store, &stats);
+    for (uint32_t i = 0; i < sim->gpus; i++) {
+        CHECK(stats.l1_zones[i].out_ns == 0);
+        CHECK(stats.l1_zones[i].incarnation == fake_tier_incarnation(device_of(sim), i));
+    }
+    CHECK(sim->losses == 0 || stats.l1_losses > 0);
+}
+
 /* Everything ends and goes; nothing may be left. */
 static void wind_up(struct sim *sim)
 {
@@ -575,6 +644,7 @@ static void wind_up(struct sim *sim)
         kvt_radix_detach_ns(sim->radix, sim->ns[n]);
     for (uint32_t i = 0; i < 4000; i++)
         turn(sim, false);
+    check_l1(sim);
     check_store(sim);
     kvt_store_stats(sim->store, &stats);
     kvt_radix_stats(sim->radix, &radix);
@@ -596,6 +666,8 @@ static void print_stats(const struct sim *sim)
            sim->verified, sim->done_by_result[0], sim->done_by_result[1], sim->done_by_result[2],
            sim->done_by_result[3], sim->done_by_result[5], sim->done_by_result[6],
            sim->done_by_result[7], stats.coalesced, stats.bounced, stats.verified_bad);
+    printf("  %u GPUs, lost %" PRIu64 " times, seen %" PRIu64 ", copies %" PRIu64 "\n", sim->gpus,
+           sim->losses, stats.l1_losses, stats.l1_lost_copies);
     for (uint32_t i = 0; i < KVT_TIERS_COUNT; i++) {
         printf("  L%u: written_back %" PRIu64 " dropped", i + 1, stats.tiers[i].written_back);
         for (uint32_t k = 0; k < KVT_DROP_REASONS; k++)
@@ -611,8 +683,10 @@ static uint64_t run(uint64_t seed, uint64_t turns, bool is_printed)
 
     sim_open(&sim, seed, true);
     for (uint64_t i = 0; i < turns; i++) {
-        for (uint64_t k = dice(&sim, 8); k > 0; k--)
+        for (uint64_t k = dice(&sim, 8); k > 0; k--) {
+            lose_and_revive(&sim);
             act(&sim);
+        }
         turn(&sim, turns < 2000 || i % 8 == 0);
     }
     wind_up(&sim);
