@@ -15,6 +15,7 @@
 
 #include "daemon/base/guard.h"
 #include "daemon/base/hash.h"
+#include "tiers/client_quant.h"
 #include "tiers/copy.h"
 
 #define HUGETLBFS_TYPE 0x958458f6L
@@ -91,6 +92,11 @@ const char *kvt_layout_error_text(int result)
         return "the stride of a piece is smaller than its bytes";
     case KVT_LAYOUT_E_MIXED:
         return "the pieces of a component are not all in host memory or all on one GPU";
+    case KVT_LAYOUT_E_PLANES:
+        return "the component is quantised, and a piece is not whole planes of it";
+    case KVT_LAYOUT_E_ODD:
+        return "the component is quantised, and a piece's 2-byte elements lie at odd addresses: "
+               "its offset and its stride must be even";
     }
     return "unknown result";
 }
@@ -104,8 +110,9 @@ static bool is_same_place(const struct kvt_region *a, const struct kvt_region *b
 int kvt_layout_resolve(struct kvt_layout *layout, const struct kvt_region *regions,
                        uint32_t regions_count, uint64_t expected_payload_bytes)
 {
-    uint64_t payload_bytes = 0, blocks_count = UINT64_MAX;
+    uint64_t payload_bytes = 0, stored_bytes, blocks_count = UINT64_MAX;
     const struct kvt_region *first;
+    int r;
 
     if (layout->pieces_count == 0 || layout->engine_blocks_per_block == 0)
         return KVT_LAYOUT_E_EMPTY;
@@ -133,6 +140,12 @@ int kvt_layout_resolve(struct kvt_layout *layout, const struct kvt_region *regio
         return KVT_LAYOUT_E_BOUNDS;
     if (payload_bytes != expected_payload_bytes)
         return KVT_LAYOUT_E_PAYLOAD_BYTES;
+    stored_bytes = payload_bytes;
+    if (layout->quant.kind != KVT_QUANT_NONE) {
+        r = kvt_client_quant_resolve(layout, regions, payload_bytes, &stored_bytes);
+        if (r != 0)
+            return r;
+    }
     for (uint32_t i = 0; i < layout->pieces_count; i++) {
         struct kvt_layout_piece *piece = &layout->pieces[i];
 
@@ -142,7 +155,8 @@ int kvt_layout_resolve(struct kvt_layout *layout, const struct kvt_region *regio
     layout->is_gpu = first->is_gpu;
     layout->gpu_zone = first->is_gpu ? first->gpu_zone : KVT_GPU_NONE;
     layout->incarnation = first->incarnation;
-    layout->payload_bytes = layout->stored_bytes = payload_bytes;
+    layout->payload_bytes = payload_bytes;
+    layout->stored_bytes = stored_bytes;
     layout->engine_blocks_count = blocks_count;
     KVT_ASSERT(blocks_count < KVT_ENGINE_BLOCK_NONE); /* of real memory: bytes are fewer */
     return 0;
@@ -272,6 +286,8 @@ int kvt_client_gather(const struct kvt_client_view *view, uint8_t *payload, uint
     view_assert(view, true);
     KVT_ASSERT(ret_hash == NULL ||
                (view->first_piece == 0 && view->end_piece == view->layout->pieces_count));
+    if (view->layout->quant.kind != KVT_QUANT_NONE)
+        return kvt_client_quant_gather(view, payload, ret_hash);
     copy.view = view;
     copy.payload = payload + view_offset_bytes(view);
     copy.is_gather = true;
@@ -299,6 +315,8 @@ int kvt_client_scatter(const struct kvt_client_view *view, const uint8_t *payloa
     int r;
 
     view_assert(view, false);
+    if (view->layout->quant.kind != KVT_QUANT_NONE)
+        return kvt_client_quant_scatter(view, payload);
     copy.view = view;
     /* Only read from: is_gather is false. */
     copy.payload = (uint8_t *)(uintptr_t)payload + view_offset_bytes(view);

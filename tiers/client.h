@@ -8,6 +8,10 @@
  *
  *   payload:  piece 0: [block 0][block 1]..  piece 1: [block 0][block 1]..  ...
  *
+ * Where the component is quantised (kernels/kvt_kernels.h), each piece of an engine block is whole
+ * planes, and a slot holds the codes and scales of that payload instead: what a gather writes and a
+ * scatter reads. What comes back is what the codes stand for.
+ *
  * The mapping is of another process's memory: it may be rewritten at any time, and holes may be
  * punched under it. Copies therefore run under kvt_guard_run (daemon/base/guard.h) and fail alone.
  *
@@ -59,7 +63,7 @@ struct kvt_layout {
     uint32_t pieces_count;
     uint32_t engine_blocks_per_block;
     uint64_t payload_bytes;          /* of one block of the daemon: set by kvt_layout_resolve */
-    uint64_t stored_bytes;           /* what a slot holds of it: fewer, if it is quantised: set */
+    uint64_t stored_bytes;           /* what a slot holds of it: fewer, if it is quantised; set */
     struct kvt_quant_spec quant;     /* of the component; kind NONE: stored as it is */
     uint64_t engine_blocks_count;    /* block ids below this are inside every region: set too */
     struct kvt_layout_piece *pieces; /* the owner's memory */
@@ -76,6 +80,8 @@ enum {
     KVT_LAYOUT_E_PAYLOAD_BYTES = 4, /* the pieces do not add up to the namespace's bytes a block */
     KVT_LAYOUT_E_STRIDE = 5,        /* stride smaller than bytes: blocks would overlap */
     KVT_LAYOUT_E_MIXED = 6,         /* pieces on several GPUs, or on a GPU and in host memory */
+    KVT_LAYOUT_E_PLANES = 7,        /* quantised, and a piece is not whole planes */
+    KVT_LAYOUT_E_ODD = 8,           /* quantised, and the elements of a piece are not aligned */
 };
 const char *kvt_layout_error_text(int result);
 
@@ -97,9 +103,10 @@ struct kvt_client_view {
  * for what is not written. */
 uint64_t kvt_client_view_bytes(const struct kvt_client_view *view);
 
-/* Copies between a payload (from its first byte) and the pieces of @view, under the SIGBUS guard.
- * 0, or -EFAULT when the client's memory vanished. gather hashes while it copies if @ret_hash is
- * not NULL (XXH3-64 of the whole payload; only for a view of all pieces). Tier threads only. */
+/* Copies between a payload as it is stored (from its first byte) and the pieces of @view, under the
+ * SIGBUS guard. 0, or -EFAULT when the client's memory vanished. gather hashes while it copies if
+ * @ret_hash is not NULL (XXH3-64 of all stored bytes; only for a view of all pieces). Neither
+ * allocates. Tier threads only. */
 KVT_MUST_USE int kvt_client_gather(const struct kvt_client_view *view, uint8_t *payload,
                                    uint64_t *ret_hash);
 KVT_MUST_USE int kvt_client_scatter(const struct kvt_client_view *view, const uint8_t *payload);

@@ -84,6 +84,7 @@ struct eng_ns {
     uint64_t cursor_secret; /* of this epoch's cursors */
     uint32_t block_tokens, ranks, components_count;
     struct kvt_api_component components[KVT_COMPONENTS_MAX]; /* names point into texts */
+    uint64_t stored_bytes[KVT_COMPONENTS_MAX]; /* of one rank's shard of one block, in a tier */
     struct kvt_text model, revision, dtype;
     char *texts;
     uint8_t *spec; /* the canonical encoding that the fingerprint is of */
@@ -443,6 +444,16 @@ bool eng_root_key_split(const uint8_t *key, uint32_t key_bytes, struct kvt_text 
 KVT_MUST_USE bool eng_prefix_digest(struct kvt_engine *engine, struct kvt_op *op,
                                     const struct eng_prefix *prefix,
                                     uint8_t ret_digest[KVT_FINGERPRINT_BYTES]);
+
+/* quant.c: what a component's quantisation means */
+struct kvt_quant_spec eng_quant_of(const struct kvt_api_quant *quant);
+/* What a tier stores of one rank's shard of one block; 0: the quantisation makes no sense. */
+uint64_t eng_stored_bytes(const struct kvt_api_component *c);
+/* False: the op has failed. Of component @i, whose other fields are valid. */
+KVT_MUST_USE bool eng_quant_is_valid(struct kvt_op *op, const struct kvt_api_component *c,
+                                     uint32_t i, uint32_t block_tokens);
+KVT_MUST_USE bool eng_quant_pieces_are_valid(struct kvt_op *op, const struct kvt_api_layout *layout,
+                                             const struct kvt_api_quant *quant);
 
 /* spec.c: a namespace's spec in its canonical encoding */
 size_t eng_spec_encode(const struct kvt_req_open_namespace *req, uint8_t *ret_bytes);

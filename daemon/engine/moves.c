@@ -244,14 +244,23 @@ bool eng_moves_inline(struct kvt_op *op, struct eng_run *run, uint8_t *data)
         return no_room(op);
     for (uint32_t i = 0; i < run->moves_count; i++) {
         struct eng_moves *moves = &run->moves[i];
+        const struct kvt_api_component *c = &run->ns->components[moves->component];
 
+        if (c->quant.kind != KVT_QUANT_NONE && (uintptr_t)data % 2 != 0) {
+            kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT,
+                        "component %u is quantised, and its 2-byte elements begin at an odd byte "
+                        "of the inline data: move it before those with an odd number of bytes",
+                        moves->component);
+            return false;
+        }
         pieces[i] = (struct kvt_layout_piece){.bytes = (uint32_t)moves->shard_bytes,
                                               .stride_bytes = moves->shard_bytes,
                                               .base = data};
         layouts[i] = (struct kvt_layout){.pieces_count = 1,
                                          .engine_blocks_per_block = 1,
                                          .payload_bytes = moves->shard_bytes,
-                                         .stored_bytes = moves->shard_bytes,
+                                         .stored_bytes = run->ns->stored_bytes[moves->component],
+                                         .quant = eng_quant_of(&c->quant),
                                          .gpu_zone = KVT_GPU_NONE,
                                          .engine_blocks_count = moves->count,
                                          .pieces = &pieces[i]};

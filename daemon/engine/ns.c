@@ -18,9 +18,7 @@
 
 uint64_t eng_cell_bytes(const struct eng_ns *ns, uint32_t component)
 {
-    const struct kvt_api_component *c = &ns->components[component];
-
-    return c->bytes_per_block * (c->is_replicated ? 1u : ns->ranks);
+    return ns->stored_bytes[component] * (ns->components[component].is_replicated ? 1u : ns->ranks);
 }
 
 uint32_t eng_shards_mask(const struct eng_ns *ns, uint32_t component)
@@ -73,11 +71,6 @@ static bool component_is_valid(struct kvt_op *op, const struct kvt_api_component
                     (unsigned long long)c->bytes_per_block, KVT_SHARD_BYTES_MAX);
         return false;
     }
-    if (c->quant.kind != 0) {
-        kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT,
-                    "component %u: this daemon does not quantise: declare it without", i);
-        return false;
-    }
     return true;
 }
 
@@ -99,7 +92,8 @@ static bool spec_is_valid(struct kvt_op *op, const struct kvt_req_open_namespace
         return false;
     }
     for (uint32_t i = 0; i < req->components_count; i++) {
-        if (!component_is_valid(op, &req->components[i], i))
+        if (!component_is_valid(op, &req->components[i], i) ||
+            !eng_quant_is_valid(op, &req->components[i], i, req->block_tokens))
             return false;
     }
     return true;
@@ -137,6 +131,7 @@ static bool keep_spec(struct eng_ns *ns, const struct kvt_req_open_namespace *re
     ns->components_count = req->components_count;
     for (uint32_t i = 0; i < req->components_count; i++) {
         ns->components[i] = req->components[i];
+        ns->stored_bytes[i] = eng_stored_bytes(&req->components[i]);
         at = keep_text(at, &req->components[i].name, &ns->components[i].name);
     }
     return true;
@@ -156,7 +151,7 @@ static int open_below(struct kvt_engine *engine, struct eng_ns *ns)
     for (uint32_t i = 0; i < ns->components_count; i++) {
         spec.components[i].kind = (enum kvt_component_kind)ns->components[i].kind;
         spec.components[i].window_tokens = ns->components[i].window_tokens;
-        config.components[i].bytes_per_block = ns->components[i].bytes_per_block;
+        config.components[i].bytes_per_block = ns->stored_bytes[i];
         config.components[i].is_replicated = ns->components[i].is_replicated;
     }
     r = kvt_radix_ns_open(engine->radix, &spec, &ns->radix_ns);

@@ -161,6 +161,7 @@ static bool take_layout(struct kvt_op *op, struct eng_session *session,
     const struct kvt_req_attach *req = &op->req.attach;
     uint64_t payload_bytes = session->ns->components[from->component].bytes_per_block;
     struct eng_layout *to = &session->layouts[from->component];
+    const struct kvt_api_quant *quant = &session->ns->components[from->component].quant;
     uint32_t inline_count = 0;
     int r;
 
@@ -179,10 +180,13 @@ static bool take_layout(struct kvt_op *op, struct eng_session *session,
                                               .offset_bytes = piece->offset_bytes,
                                               .stride_bytes = piece->stride_bytes};
     }
+    if (!eng_quant_pieces_are_valid(op, from, quant))
+        return false;
     if (inline_count > 0 && inline_count == from->pieces_count)
         return inline_layout(op, to, from, payload_bytes);
     to->layout = (struct kvt_layout){.pieces_count = from->pieces_count,
                                      .engine_blocks_per_block = from->engine_blocks_per_block,
+                                     .quant = eng_quant_of(quant),
                                      .pieces = pieces};
     r = inline_count > 0 ? KVT_LAYOUT_E_REGION
                          : kvt_layout_resolve(&to->layout, session->regions, session->regions_count,

@@ -67,7 +67,7 @@ static void ns_stats(const struct kvt_engine *engine, const struct eng_ns *ns,
     memcpy(to->fingerprint, ns->fingerprint, sizeof(to->fingerprint));
     for (uint32_t i = 0; i < ns->components_count; i++) {
         to->components[i] = ns->components[i];
-        to->stored_bytes[i] = ns->components[i].bytes_per_block;
+        to->stored_bytes[i] = ns->stored_bytes[i];
         for (uint32_t tier = 0; tier < KVT_API_TIERS; tier++)
             to->copies_at[i][tier] =
                 radix.cells_at[i][tier] + radix.cells_at[i][tier + KVT_STORE_BITS_DRAINING];

@@ -88,7 +88,7 @@ struct kvt_store_ns_config {
     uint32_t ranks;
     uint32_t components_count;
     struct {
-        uint64_t bytes_per_block; /* of one rank's shard */
+        uint64_t bytes_per_block; /* of one rank's shard, as it is stored */
         bool is_replicated;
     } components[KVT_COMPONENTS_MAX];
 };

@@ -74,8 +74,8 @@ void world_open(struct world *world, const char *model)
     req->block_tokens = WORLD_BLOCK_TOKENS;
     req->ranks = world->config.ranks;
     req->components_count = world->components_count;
-    req->components[0] =
-        (struct kvt_api_component){.kind = 1, .bytes_per_block = world->shard_bytes[0]};
+    req->components[0] = (struct kvt_api_component){
+        .kind = 1, .bytes_per_block = world->shard_bytes[0], .quant = world->config.quant};
     req->components[1] = (struct kvt_api_component){
         .kind = 2, .window_tokens = 40, .bytes_per_block = world->shard_bytes[1]};
     req->model = (struct kvt_text){model, (uint32_t)strlen(model)};
@@ -417,6 +417,7 @@ void call_wait(struct call *call)
 
 #define PIECE_BYTES(world, component)                                                              \
     ((world)->shard_bytes[component] / WORLD_ENGINE_BLOCKS / WORLD_PIECES)
+#define PIECE_WORDS_MAX 256u
 
 static void map_memory(struct client *client)
 {
@@ -554,23 +555,38 @@ void client_fill(struct client *client, uint32_t component, uint64_t tag, uint64
     }
 }
 
+/* There and back, as the tiers do it: each piece of an engine block is whole planes. */
+static void convert(const struct world *world, uint64_t *words, uint32_t bytes)
+{
+    const struct kvt_api_quant *quant = &world->config.quant;
+    uint64_t stored[2 * PIECE_WORDS_MAX];
+    struct kvt_quant_batch batch = {.spec = {.kind = (uint8_t)quant->kind,
+                                             .elem = (uint8_t)quant->elem,
+                                             .order = (uint8_t)quant->order,
+                                             .plane_tokens = quant->plane_tokens,
+                                             .heads = quant->heads,
+                                             .head_dim = quant->head_dim},
+                                    .jobs_count = 1};
+    uint32_t planes = (uint32_t)(bytes / kvt_quant_plane_bytes(&batch.spec));
+    struct kvt_quant_job job = {.raw = (uintptr_t)words,
+                                .quantised = (uintptr_t)stored,
+                                .planes_count = planes,
+                                .end_plane = planes};
+
+    CHECK(kvt_quant_bytes(&batch.spec, bytes) <= sizeof(stored));
+    batch.jobs = (uintptr_t)&job;
+    batch.planes_max = planes;
+    CHECK(kvt_kernels_host()->quantise(NULL, &batch) == 0);
+    CHECK(kvt_kernels_host()->dequantise(NULL, &batch) == 0);
+}
+
 bool client_holds(const struct client *client, uint32_t component, uint64_t tag, uint64_t block_idx,
                   uint32_t pool_block, uint32_t rank)
 {
-    uint32_t words = PIECE_BYTES(client->world, component) / 8, at = 0;
+    struct client other = *client;
 
-    for (uint32_t p = 0; p < WORLD_PIECES; p++) {
-        for (uint32_t b = 0; b < WORLD_ENGINE_BLOCKS; b++) {
-            const uint64_t *from =
-                piece_at(client, component, p, pool_block * WORLD_ENGINE_BLOCKS + b);
-
-            for (uint32_t i = 0; i < words; i++, at++) {
-                if (from[i] != word_of(component, tag, block_idx, rank, at))
-                    return false;
-            }
-        }
-    }
-    return true;
+    other.rank = rank;
+    return client_holds_but(&other, component, tag, block_idx, pool_block, 0, 0, true);
 }
 
 static bool is_filled(const uint64_t *at, uint32_t words, uint8_t byte)
@@ -586,22 +602,25 @@ bool client_holds_but(const struct client *client, uint32_t component, uint64_t 
                       uint64_t block_idx, uint32_t pool_block, uint32_t left_alone, uint8_t byte,
                       bool is_done)
 {
-    uint32_t words = PIECE_BYTES(client->world, component) / 8, at = 0;
+    uint32_t bytes = PIECE_BYTES(client->world, component), words = bytes / 8, at = 0;
+    uint64_t wanted[PIECE_WORDS_MAX];
 
+    CHECK(words <= PIECE_WORDS_MAX);
     for (uint32_t p = 0; p < WORLD_PIECES; p++) {
         for (uint32_t b = 0; b < WORLD_ENGINE_BLOCKS; b++, at += words) {
             const uint64_t *from =
                 piece_at(client, component, p, pool_block * WORLD_ENGINE_BLOCKS + b);
 
-            if ((left_alone >> b & 1) != 0) {
-                if (!is_filled(from, words, byte))
-                    return false;
+            if ((left_alone >> b & 1) != 0 && !is_filled(from, words, byte))
+                return false;
+            if ((left_alone >> b & 1) != 0 || !is_done)
                 continue;
-            }
-            for (uint32_t i = 0; is_done && i < words; i++) {
-                if (from[i] != word_of(component, tag, block_idx, client->rank, at + i))
-                    return false;
-            }
+            for (uint32_t i = 0; i < words; i++)
+                wanted[i] = word_of(component, tag, block_idx, client->rank, at + i);
+            if (component == 0 && client->world->config.quant.kind != 0)
+                convert(client->world, wanted, bytes);
+            if (memcmp(from, wanted, bytes) != 0)
+                return false;
         }
     }
     return true;

@@ -5,7 +5,8 @@
  * A client has one memfd, laid out as the namespace's components one after the other; each engine
  * block of a component is two pieces (two layers), two engine blocks make one block of the daemon.
  * Payload is a function of (tag, component, rank, block index): a block that was promoted can be
- * verified on its own. */
+ * verified on its own. What comes back of a quantised component is what the kernels make of that
+ * payload there and back. */
 #pragma once
 
 #include "daemon/engine/engine.h"
@@ -22,7 +23,8 @@ struct world_config {
     uint64_t delay_ns_max;
     uint32_t fault_rate; /* in 1/1000, of each kind */
     uint32_t ranks;
-    bool has_window; /* a second component: a sliding window of 40 tokens */
+    bool has_window;            /* a second component: a sliding window of 40 tokens */
+    struct kvt_api_quant quant; /* of the first component */
     uint32_t ops_max;
     uint64_t leased_bytes_max, reserved_bytes_max;
     /* L3 outlives the engine: so many devices, each with an index. 0: it does not. */

@@ -498,9 +498,10 @@ static void rest(struct sim *sim)
     call_deinit(&call);
 }
 
-/* Worlds differ: much L3 or little, rings that are always full or never. */
+/* Worlds differ: much L3 or little, rings that are always full or never, quantised or not. */
 static struct world_config config_of(uint64_t seed)
 {
+    static const struct kvt_api_quant quants[] = {{0}, {1, 2, 1, 8, 2, 32}, {2, 1, 2, 8, 1, 32}};
     uint64_t random = seed;
     bool is_roomy = fake_random(&random) % 2 == 0;
     bool is_narrow = fake_random(&random) % 3 == 0;
@@ -518,6 +519,7 @@ static struct world_config config_of(uint64_t seed)
                                  .fault_rate = (uint32_t)(fake_random(&random) % 12),
                                  .ranks = RANKS,
                                  .has_window = true,
+                                 .quant = quants[seed % KVT_COUNT_OF(quants)],
                                  .devices = devices,
                                  .commit_delay_ns_max = 5 * KVT_NS_PER_MS,
                                  .load_event_ns = 20 * KVT_NS_PER_US,
