@@ -1,8 +1,8 @@
 /* One GPU of L1: its arena, its streams, and the thread that moves blocks on it.
  *
- *            ┌──────────────── arena (cudaMalloc of the configured bytes) ────────────────┐
- *            | slots: payloads ...                              | device staging           |
- *            └─────────────────────────────────────────────────────────────────────────────┘
+ *            ┌──── arena (cudaMalloc of the configured bytes) ────┐  ┌──────────────────┐
+ *            | slots: payloads ...                                |  | device staging   |
+ *            └────────────────────────────────────────────────────┘  └──────────────────┘
  *   engines' pools (cuda_ipc) ⇄ gather / scatter kernel or copy engine ⇄ slots
  *   L2 (pinned) ⇄ copy engine ⇄ slots            mapped memfds ⇄ pinned staging ⇄ slots
  *
@@ -12,10 +12,12 @@
  * over: the only place that asks is kvt_gpu_is_over (wait.c), so that a test can drop any one of
  * those waits and see it caught.
  *
- * A sticky error means that the context is lost: every transfer that the thread holds ends with
- * KVT_XFER_OUT_OF_SERVICE, the health is OUT, and nothing is started until kvt_gpu_revive. The
- * incarnation (counters.incarnation) rises then: a place of an earlier one is refused, so a slot
- * that the engine believes in is never read from an arena that was made anew.
+ * A sticky error means that the context is lost: every transfer that the thread has ends with
+ * KVT_XFER_OUT_OF_SERVICE, the health is OUT, and nothing is started until kvt_gpu_revive. Nothing
+ * in CUDA says that what was queued does not land any more, so a transfer that was queued is held
+ * until the device was reset: before, neither an engine's blocks nor a slot in L2 are anybody
+ * else's. The incarnation (counters.incarnation) rises at the loss: a place of an earlier one is
+ * refused, so a slot that the engine believes in is never read from an arena that was made anew.
  *
  * open, close, lose, revive: one control thread (set.c), never two at a time. submit, reap: the
  * engine's, by way of the set. The rest is the GPU's own thread. */
@@ -49,7 +51,7 @@ struct kvt_gpu_config {
 #define KVT_GPU_STREAMS_MAX 4u
 #define KVT_GPU_SLOT_ALIGN_BYTES 4096u /* of the arena's slots */
 
-enum kvt_gpu_path {                             /* how bytes moved: counted by path and direction */
+enum kvt_gpu_path { /* how bytes moved; a transfer of two hops (L2 -> GPU -> pool) counts twice */
                     KVT_GPU_FROM_ENGINE_KERNEL, /* engine's pool -> slot or L2 */
                     KVT_GPU_FROM_ENGINE_COPY,   /* the same, by the copy engine */
                     KVT_GPU_TO_ENGINE_KERNEL,
@@ -93,11 +95,16 @@ uint64_t kvt_gpu_arena(const struct kvt_gpu *gpu);
 /* The context is lost (seen by the thread itself, or by the control thread in a call of its own).
  * Any thread; once is enough. */
 void kvt_gpu_lose(struct kvt_gpu *gpu, int error);
-/* After a loss: true when the thread holds no transfer and makes no CUDA call until revive, so that
- * the control thread may reset the device. */
+/* After a loss: true when the thread makes no CUDA call until revive, so that the control thread
+ * may reset the device. */
 bool kvt_gpu_is_parked(const struct kvt_gpu *gpu);
+/* It is parked, and device_reset has returned (or one has given up on it): the transfers that were
+ * queued end. Without this call they do KVT_GPU_HOLD_NS after the loss. */
+void kvt_gpu_was_reset(struct kvt_gpu *gpu);
+#define KVT_GPU_HOLD_NS (5u * KVT_NS_PER_S)
 /* Makes arena, staging, streams and events anew on a device that works again, and goes into
- * service. Results as open's; on failure it stays parked. */
+ * service. The device was reset: what is still held ends first. Results as open's; on failure it
+ * stays parked. */
 KVT_MUST_USE int kvt_gpu_revive(struct kvt_gpu *gpu, int *ret_error);
 
 /* ---- wait.c ---------------------------------------------------------------------------------- */
