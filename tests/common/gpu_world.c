@@ -34,10 +34,10 @@ static void layout_open(struct gpu_world *world, struct kvt_layout *layout,
 {
     *layout = (struct kvt_layout){.pieces_count = world->config.pieces_count,
                                   .engine_blocks_per_block = world->config.blocks_per_block,
+                                  .quant = world->config.quant,
                                   .pieces = pieces};
     assert_int_equal(kvt_layout_resolve(layout, region, 1, world->payload_bytes), 0);
-    layout->quant = world->config.quant;
-    layout->stored_bytes = world->stored_bytes;
+    assert_int_equal(layout->stored_bytes, world->stored_bytes);
 }
 
 static void pools_open(struct gpu_world *world)

@@ -90,7 +90,7 @@ struct kvt_gpu_member {
     uint64_t stored, raw, stored_bytes, raw_bytes;
     uint64_t range_offset, range_bytes; /* of raw */
     uint8_t *slot;                      /* in L2; NULL */
-    /* What the copy engine moves between host and device, [offset, + bytes) of stored or raw. */
+    /* What the copy engine moves between host and device, [offset, + bytes) of stored. */
     uint8_t *host;
     uint64_t host_device, host_offset, host_bytes;
     uint64_t device_bytes, pinned_bytes; /* of staging that it needs */
