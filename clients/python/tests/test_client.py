@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 import engine
@@ -345,3 +346,62 @@ def test_close_gives_everything_up(daemon: Daemon) -> None:
             session.lookup(engine.tokens(1))
         with pytest.raises(kvtier.NotAttached, match="closed"):
             engine.attach(client)
+
+
+def quantised(x: npt.NDArray[np.float16], kind: kvtier.QuantKind) -> npt.NDArray[np.float16]:
+    """[block, token, head, dim] there and back, as docs/formats.md says; each block is a plane."""
+    wide = x.astype(np.float32)
+    most = np.abs(wide).max(axis=(1, 3), keepdims=True)
+    if kind is kvtier.QuantKind.INT8:
+        scale = (most / np.float32(127)).astype(np.float32)
+        return np.asarray(np.rint(wide / scale) * scale, dtype=np.float16)
+    codes = np.arange(127)
+    exponents, mantissas = codes // 8, codes % 8
+    values = np.where(
+        exponents == 0, mantissas / 512, (8 + mantissas) / 8 * 2.0 ** (exponents - 7)
+    )
+    scale = (most / np.float32(448)).astype(np.float32)
+    y = np.abs(wide / scale).astype(np.float64)
+    above = np.clip(np.searchsorted(values, y), 1, 126)
+    low, high = y - values[above - 1], values[above] - y
+    nearest = np.where((high < low) | ((high == low) & (above % 2 == 0)), above, above - 1)
+    code = np.copysign(values[nearest].astype(np.float32), wide)
+    return np.asarray(code * scale, dtype=np.float16)
+
+
+@pytest.mark.parametrize("kind", list(kvtier.QuantKind))
+def test_a_quantised_component_comes_back_as_its_codes(
+    daemon: Daemon, kind: kvtier.QuantKind
+) -> None:
+    cache = Cache(16)
+    quantisation = kvtier.Quantisation(
+        kind, kvtier.Element.FP16, kvtier.PlaneOrder.TOKENS_FIRST, BLOCK_TOKENS, 4, 32
+    )
+    component = kvtier.Component(kvtier.Kind.FULL, BLOCK_BYTES, quantisation=quantisation)
+    spec = kvtier.ModelSpec(BLOCK_TOKENS, 1, (component,), "model")
+    random = np.random.default_rng(5)
+    sizes = 2.0 ** random.integers(-6, 6, (8, 1, 4, 1))
+    x = (random.standard_normal((8, BLOCK_TOKENS, 4, 32)) * sizes).astype(np.float16)
+    with kvtier.Client(daemon.socket) as client:
+        plain = client.open_namespace(engine.spec())
+        assert client.open_namespace(spec).fingerprint != plain.fingerprint
+        session = engine.attach(client, cache, spec=spec)
+        cache.blocks[:8] = x.view(np.uint8).reshape(8, BLOCK_BYTES)
+        moves = [kvtier.Moves(0, range(8), engine.ids(0, 8))]
+        op = session.demote(moves, tokens=engine.tokens(8))
+        assert op.wait(WAIT_S)
+        assert op.result.all_done, op.result
+        cache.blocks[:] = 0
+        lease = session.lookup(engine.tokens(8), lease_s=30.0).lease
+        op = session.promote([kvtier.Moves(0, range(8), engine.ids(8, 8))], lease=lease)
+        assert op.wait(WAIT_S)
+        assert op.result.all_done, op.result
+        back = cache.blocks[8:].copy().view(np.float16).reshape(x.shape)
+        assert np.array_equal(back, quantised(x, kind))
+        assert not np.array_equal(back, x)
+        (ns,) = (n for n in client.stats().namespaces if n.components[0].HasField("quantisation"))
+        assert list(ns.stored_bytes_per_block) == [component.stored_bytes] == [2048 + 16]
+        # Pieces of half a plane: the daemon says which and what a plane is.
+        half = (kvtier.Piece(0, BLOCK_BYTES // 2, 0, BLOCK_BYTES),)
+        with pytest.raises(kvtier.InvalidArgument, match="piece 0 of 2048 bytes is not whole"):
+            engine.attach(client, cache, spec=spec, layouts=(kvtier.Layout(0, 2, half),))

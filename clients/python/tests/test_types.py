@@ -124,3 +124,57 @@ def test_region_refuses_nothing_sizes() -> None:
 def test_cuda_ipc_region_checks_its_handle() -> None:
     with pytest.raises(ValueError, match="64 bytes"):
         kvtier.CudaIpcRegion(b"short", 0, 1, b"u" * 16)
+
+
+def planes(**changes: Any) -> kvtier.Quantisation:
+    fields: dict[str, Any] = {
+        "kind": kvtier.QuantKind.FP8_E4M3,
+        "element": kvtier.Element.BF16,
+        "order": kvtier.PlaneOrder.TOKENS_FIRST,
+        "plane_tokens": 16,
+        "heads": 2,
+        "head_dim": 32,
+    }
+    return kvtier.Quantisation(**(fields | changes))
+
+
+def test_quantised_sizes() -> None:
+    assert planes().plane_bytes == 2048
+    assert planes().stored_bytes(4096) == 2048 + 16
+    component = kvtier.Component(kvtier.Kind.FULL, 4096, quantisation=planes())
+    assert component.stored_bytes == 2064
+    assert kvtier.Component(kvtier.Kind.FULL, 4096).stored_bytes == 4096
+    # Codes and scales are each made up to 16.
+    assert planes(plane_tokens=1, heads=1, head_dim=17).stored_bytes(34) == 32 + 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"kind": 3}, "3 is not a valid QuantKind"),
+        ({"element": 0}, "0 is not a valid Element"),
+        ({"order": 5}, "5 is not a valid PlaneOrder"),
+        ({"plane_tokens": 0}, "plane_tokens=0 is not in 1 .. 65536"),
+        ({"head_dim": 65537}, "head_dim=65537 is not in"),
+        ({"heads": 65536, "head_dim": 65536}, "is over 1 GiB"),
+    ],
+)
+def test_quantisation_that_cannot_be(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        planes(**changes)
+
+
+def test_quantised_components_that_cannot_be() -> None:
+    kinds = kvtier.Kind
+    with pytest.raises(ValueError, match="recurrent states are not quantised"):
+        kvtier.Component(kinds.STATE, 4096, quantisation=planes())
+    with pytest.raises(ValueError, match="4098 bytes are not whole planes of 2048"):
+        kvtier.Component(kinds.FULL, 4098, quantisation=planes())
+    with pytest.raises(ValueError, match="4 bytes a block would become 32"):
+        kvtier.Component(
+            kinds.FULL, 4, quantisation=planes(plane_tokens=1, heads=1, head_dim=2)
+        )
+    component = kvtier.Component(kinds.FULL, 4096, quantisation=planes())
+    assert spec(components=(component,)).components == (component,)
+    with pytest.raises(ValueError, match="planes of 16 tokens do not divide blocks of 72"):
+        spec(components=(component,), block_tokens=72)

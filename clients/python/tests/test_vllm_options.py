@@ -23,6 +23,7 @@ def test_defaults_are_what_the_documentation_says() -> None:
     assert options.lookup_timeout_s == pytest.approx(0.02)
     assert (options.store, options.load, options.memory) == ("prompt", "async", "auto")
     assert options.staging_bytes == 64 << 20
+    assert options.quantise == ()
 
 
 def test_values_are_taken() -> None:
@@ -34,8 +35,10 @@ def test_values_are_taken() -> None:
             "store": "all",
             "namespace_tags": ["a=1"],
             "store_blocks_max": 1,
+            "quantise": {"sliding_window": "int8", "full": "fp8_e4m3"},
         }
     )
+    assert options.quantise == (("full", "fp8_e4m3"), ("sliding_window", "int8"))
     assert options.lookup_timeout_ms == 5.0
     assert options.staging_bytes == 3 << 29
     assert options.namespace_tags == ("a=1",)
@@ -58,6 +61,10 @@ def test_values_are_taken() -> None:
         ({"socket": ""}, "socket: '' is no text"),
         ({"name": 3}, "name: 3 is no text"),
         ({"namespace_tags": "a=1"}, "is no list of texts"),
+        ({"quantise": "fp8_e4m3"}, "is no object such as"),
+        ({"quantise": {"full": "fp8"}}, "full: 'fp8' is none of fp8_e4m3, int8"),
+        ({"quantise": {"all": "int8"}}, "'all' is none of full, sliding_window"),
+        ({"quantise": {"state": "int8"}}, "recurrent states are not quantised"),
         ({"namespace_tags": [""]}, "no text or an empty one"),
     ],
 )

@@ -21,7 +21,7 @@ import numpy as np
 
 from kvtier._proto import kvtier_pb2 as pb
 from kvtier.errors import DeadlineExceeded, InvalidArgument, from_rpc
-from kvtier.types import Cursor, ModelSpec, Moves
+from kvtier.types import Cursor, ModelSpec, Moves, Quantisation
 
 MESSAGE_BYTES_MAX = 8 << 20
 _INT_MAX = 2**31 - 1
@@ -231,8 +231,22 @@ def open_namespace(spec: ModelSpec) -> pb.OpenNamespaceRequest:
             bytes_per_block=component.bytes_per_block,
             is_replicated=component.is_replicated,
             name=component.name,
+            quantisation=_quantisation(component.quantisation),
         )
     return request
+
+
+def _quantisation(quantisation: Quantisation | None) -> pb.Quantisation | None:
+    if quantisation is None:
+        return None
+    return pb.Quantisation(
+        kind=int(quantisation.kind),
+        elem=int(quantisation.element),
+        order=int(quantisation.order),
+        plane_tokens=quantisation.plane_tokens,
+        heads=quantisation.heads,
+        head_dim=quantisation.head_dim,
+    )
 
 
 class OpIds:

@@ -94,13 +94,76 @@ class Why(IntEnum):
     OTHER_EPOCH = 7
 
 
+class QuantKind(IntEnum):
+    """Codes of one byte that stand for elements of two."""
+
+    FP8_E4M3 = 1
+    INT8 = 2
+
+
+class Element(IntEnum):
+    """What an engine's elements are."""
+
+    FP16 = 1
+    BF16 = 2
+
+
+class PlaneOrder(IntEnum):
+    """Of a plane's elements: [token][head][dim] or [head][token][dim]."""
+
+    TOKENS_FIRST = 1
+    HEADS_FIRST = 2
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """How the daemon stores a component in about half the bytes: docs/api.md, Quantisation.
+
+    A plane is plane_tokens x heads x head_dim elements that lie contiguous in the engine's memory
+    (K or V of one layer of one engine block); each head of it has one scale. heads are those of one
+    rank. ValueError for numbers that the daemon would refuse.
+    """
+
+    kind: QuantKind
+    element: Element
+    order: PlaneOrder
+    plane_tokens: int
+    heads: int
+    head_dim: int
+
+    def __post_init__(self) -> None:
+        for name, kind in (("kind", QuantKind), ("element", Element), ("order", PlaneOrder)):
+            object.__setattr__(self, name, kind(getattr(self, name)))
+        for name in ("plane_tokens", "heads", "head_dim"):
+            if not 1 <= getattr(self, name) <= 65536:
+                raise ValueError(f"quantisation: {name}={getattr(self, name)} is not in 1 .. 65536")
+        if self.plane_bytes > 2**30:
+            raise ValueError(f"quantisation: a plane of {self.plane_bytes} bytes is over 1 GiB")
+
+    @property
+    def plane_bytes(self) -> int:
+        """Of a plane as the engine has it."""
+        return self.plane_tokens * self.heads * self.head_dim * 2
+
+    def stored_bytes(self, raw_bytes: int) -> int:
+        """What the daemon stores of so many bytes of whole planes: codes, and float32 scales, each
+        up to a multiple of 16. ValueError if they are not whole planes."""
+        planes, rest = divmod(raw_bytes, self.plane_bytes)
+        if rest or not planes:
+            raise ValueError(
+                f"quantisation: {raw_bytes} bytes are not whole planes of {self.plane_bytes}"
+            )
+        return -(-raw_bytes // 2 // 16) * 16 + -(-planes * self.heads * 4 // 16) * 16
+
+
 @dataclass(frozen=True)
 class Component:
     """One kind of per-block payload of a model.
 
-    bytes_per_block is of one rank's shard, 1 .. 1 GiB. window_tokens is for SLIDING_WINDOW only:
-    how many previous tokens the next token attends to. is_replicated: every rank holds the same
-    bytes, one shard serves all.
+    bytes_per_block is of one rank's shard as the engine has it, 1 .. 1 GiB. window_tokens is for
+    SLIDING_WINDOW only: how many previous tokens the next token attends to. is_replicated: every
+    rank holds the same bytes, one shard serves all. quantisation: how the daemon stores it; None:
+    as it is. ValueError for one that the daemon would refuse.
     """
 
     kind: Kind
@@ -108,6 +171,25 @@ class Component:
     window_tokens: int = 0
     is_replicated: bool = False
     name: str = ""
+    quantisation: Quantisation | None = None
+
+    def __post_init__(self) -> None:
+        if self.quantisation is None:
+            return
+        if self.kind is Kind.STATE:
+            raise ValueError("quantisation: recurrent states are not quantised")
+        if self.stored_bytes >= self.bytes_per_block:
+            raise ValueError(
+                f"quantisation: {self.bytes_per_block} bytes a block would become "
+                f"{self.stored_bytes}: leave them as they are"
+            )
+
+    @property
+    def stored_bytes(self) -> int:
+        """What a tier of the daemon holds of bytes_per_block."""
+        if self.quantisation is None:
+            return self.bytes_per_block
+        return self.quantisation.stored_bytes(self.bytes_per_block)
 
 
 @dataclass(frozen=True)
@@ -132,6 +214,13 @@ class ModelSpec:
         # The daemon wants them rising by bytes.
         tags = sorted({tag.encode() for tag in self.tags})
         object.__setattr__(self, "tags", tuple(tag.decode() for tag in tags))
+        for component in self.components:
+            quantisation = component.quantisation
+            if quantisation is not None and self.block_tokens % quantisation.plane_tokens:
+                raise ValueError(
+                    f"quantisation: planes of {quantisation.plane_tokens} tokens do not divide "
+                    f"blocks of {self.block_tokens}"
+                )
 
 
 @dataclass(frozen=True)

@@ -197,13 +197,25 @@ class LayerPlace:
 
 
 @dataclass(frozen=True)
+class PageFacts:
+    """What vLLM says of the inside of an attention layer's page: `tokens` x `heads` cells, each K
+    and V of `head_dim` elements. problem: why it is not so, or empty."""
+
+    tokens: int
+    heads: int
+    head_dim: int
+    dtype: str
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class GroupFacts:
     """A cache group of vLLM in plain data.
 
     spec_name: the type of its spec, that of the layers if they are wrapped. window_tokens: of a
     sliding window, how many previous tokens the next one attends to, and those that vLLM keeps for
     draft models. text: every number of the spec, for the namespace. problem: why blocks of the
-    group cannot be cached from outside, or empty.
+    group cannot be cached from outside, or empty. page: of attention, what its pages hold.
     """
 
     spec_name: str
@@ -212,6 +224,7 @@ class GroupFacts:
     layers: tuple[LayerPlace, ...]
     text: str
     problem: str = ""
+    page: PageFacts | None = None
 
 
 def _layer_specs(spec: Any) -> list[Any]:
@@ -297,6 +310,30 @@ def _problem(group: Any, specs: Sequence[Any]) -> str:
     return ""
 
 
+def _page_facts(specs: Sequence[Any]) -> PageFacts | None:
+    spec = specs[0]
+    heads = getattr(spec, "num_kv_heads", None)
+    if heads is None:
+        return None
+    head_dim = int(spec.head_size)
+    mode = getattr(spec, "kv_quant_mode", None)
+    problem = ""
+    if "MLA" in type(spec).__name__:
+        problem = "MLA keeps one compressed latent for all heads, not K and V of each"
+    elif getattr(mode, "name", "NONE") != "NONE":
+        problem = f"vLLM quantises it itself ({_plain(mode)})"
+    elif any(getattr(spec, n, None) is not None for n in ("num_head_slots", "state_content_bytes")):
+        problem = "its attention kernel packs pages in a way of its own"
+    elif getattr(spec, "tokens_per_state", 1) != 1:
+        problem = "a cell of its pages is not one token"
+    elif getattr(spec, "head_size_v", head_dim) not in (None, head_dim):
+        problem = f"K has {head_dim} elements a head and V {spec.head_size_v}"
+    elif any(_spec_text(other) != _spec_text(spec) for other in specs):
+        problem = "its layers differ in heads or sizes"
+    dtype = str(spec.dtype).removeprefix("torch.")
+    return PageFacts(int(spec.block_size), int(heads), head_dim, dtype, problem)
+
+
 def group_facts(kv_cache_config: Any) -> list[GroupFacts]:
     """The cache groups in vLLM's order."""
     facts = []
@@ -313,6 +350,7 @@ def group_facts(kv_cache_config: Any) -> list[GroupFacts]:
                 layers=_places(kv_cache_config, group.layer_names, first),
                 text=_spec_text(first),
                 problem=_problem(group, specs),
+                page=_page_facts(specs),
             )
         )
     return facts

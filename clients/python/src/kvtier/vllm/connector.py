@@ -39,6 +39,7 @@ from kvtier.vllm.memory import SharedAllocation, kv_bytes
 from kvtier.vllm.meta import KvtierMetadata, WorkerReport
 from kvtier.vllm.metrics import KvtierStats
 from kvtier.vllm.options import Options
+from kvtier.vllm.planes import check_planes
 from kvtier.vllm.scheduler import SchedulerSide
 from kvtier.vllm.worker import START_WAIT_S, WorkerSide
 
@@ -135,6 +136,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         backing = Backing(self._options, device, kv_caches, self._allocation)
         try:
             layout = describe(kv_caches, self._geometry.components, self._geometry.pool_blocks)
+            check_planes(kv_caches, self._geometry.components, self._geometry.pool_blocks)
             self._worker.register(layout, backing)
         except (LayoutError, ValueError, KvtierError) as error:
             logger.error("kvtier: nothing is cached: %s", error)
@@ -230,7 +232,9 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
 def _geometry(vllm_config: Any, kv_cache_config: Any, options: Options) -> Geometry | None:
     """What to declare to the daemon, or None with a line in the log: the connector is inert."""
     try:
-        return Geometry.from_kv_cache_config(vllm_config, kv_cache_config, options.namespace_tags)
+        return Geometry.from_kv_cache_config(
+            vllm_config, kv_cache_config, options.namespace_tags, options.quantise
+        )
     except Unsupported as error:
         logger.error("kvtier: nothing is cached: %s", error)
     except OSError as error:

@@ -24,12 +24,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from kvtier.types import Component, Kind, ModelSpec
+from kvtier.types import Component, Kind, ModelSpec, Quantisation
 from kvtier.vllm import _compat, identity
 from kvtier.vllm._compat import GroupFacts, LayerPlace
+from kvtier.vllm.planes import planes_of
 
 COMPONENTS_MAX = 8
 BLOCK_TOKENS_MIN = 64  # a kvtier block has at least this many tokens, and 8,192 at most
@@ -60,7 +61,8 @@ class GroupComponent:
 
     groups: numbers of vLLM's groups, in the order of a block's engine blocks (group by group, and
     within a group by rising tokens). layer_names: of each group, in the order of `places`; layer i
-    of every group lies at places[i]. engine_blocks_per_group: of one block.
+    of every group lies at places[i]. engine_blocks_per_group: of one block. quantisation: how the
+    daemon stores it, if the user wants that.
     """
 
     kind: Kind
@@ -72,6 +74,7 @@ class GroupComponent:
     places: tuple[LayerPlace, ...]
     is_replicated: bool
     text: str
+    quantisation: Quantisation | None = None
 
     @property
     def engine_blocks_per_block(self) -> int:
@@ -118,16 +121,27 @@ class Geometry:
 
     @classmethod
     def from_kv_cache_config(
-        cls, vllm_config: Any, kv_cache_config: Any, namespace_tags: Sequence[str] = ()
+        cls,
+        vllm_config: Any,
+        kv_cache_config: Any,
+        namespace_tags: Sequence[str] = (),
+        quantise: Sequence[tuple[str, str]] = (),
     ) -> Geometry:
         """Read vLLM's configuration. Unsupported if it has what cannot be cached; OSError if the
-        model's directory cannot be read."""
+        model's directory cannot be read; ValueError if `quantise` asks for what this engine's
+        cache does not lend itself to."""
         parallel = _compat.parallel_facts(vllm_config)
         groups = _compat.group_facts(kv_cache_config)
         _refuse(vllm_config, kv_cache_config, parallel, groups)
         alignment = getattr(kv_cache_config, "cache_hit_alignment_tokens", None) or 1
         block_tokens = choose_block_tokens([group.block_tokens for group in groups], alignment)
-        components = _components(groups, block_tokens, parallel)
+        components = _quantised(
+            _components(groups, block_tokens, parallel),
+            groups,
+            dict(quantise),
+            _compat.device_type(vllm_config),
+            str(getattr(kv_cache_config, "kv_cache_layout", None) or ""),
+        )
         weights = _compat.weights_name(vllm_config.model_config)
         return cls(
             block_tokens=block_tokens,
@@ -155,6 +169,7 @@ class Geometry:
                     window_tokens=component.window_tokens,
                     is_replicated=component.is_replicated,
                     name=component.name,
+                    quantisation=component.quantisation,
                 )
                 for component in self.components
             ),
@@ -247,6 +262,40 @@ def _components(
             f"{COMPONENTS_MAX} are the most"
         )
     return tuple(components)
+
+
+def _quantised(
+    components: tuple[GroupComponent, ...],
+    groups: list[GroupFacts],
+    quantise: dict[str, str],
+    device: str,
+    layout: str,
+) -> tuple[GroupComponent, ...]:
+    """The components with what the user wants of their kinds. ValueError where it does not apply:
+    nothing is worse than a cache that is silently not what its owner believes."""
+    found = []
+    for component in components:
+        how = quantise.get(component.kind.name.lower())
+        if how is not None:
+            facts = groups[component.groups[0]]
+            sizes = {place.page_bytes for place in component.places}
+            try:
+                planes = planes_of(how, facts.page, sizes, device, layout)
+            except ValueError as error:
+                raise ValueError(
+                    "kv_connector_extra_config: quantise: "
+                    f"{component.kind.name.lower()}: {component.name} ({facts.spec_name}): {error}"
+                ) from None
+            component = replace(component, quantisation=planes)
+        found.append(component)
+    kinds = {component.kind.name.lower() for component in components}
+    for kind in quantise:
+        if kind not in kinds:
+            raise ValueError(
+                f"kv_connector_extra_config: quantise: {kind}: the model has no such layers, only "
+                + ", ".join(sorted(kinds))
+            )
+    return tuple(found)
 
 
 def _layout(vllm_config: Any, kv_cache_config: Any) -> str:

@@ -53,6 +53,8 @@ class Options:
     lease_s: how long what a lookup matched is kept for this engine without use.
     name: what the daemon's statistics call this engine.
     namespace_tags: further texts that set this engine's cache apart from others'.
+    quantise: kinds of layers ("full", "sliding_window") that the daemon keeps in one byte an
+        element, and how ("fp8_e4m3", "int8"); engines that differ in it share nothing.
     """
 
     socket: str = "/run/kvtierd/kvtierd.sock"
@@ -67,6 +69,7 @@ class Options:
     lease_s: float = 30.0
     name: str = ""
     namespace_tags: tuple[str, ...] = ()
+    quantise: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def parse(cls, extra_config: Mapping[str, Any]) -> Options:
@@ -112,7 +115,22 @@ def _parse(key: str, value: object) -> Any:
         if not all(isinstance(tag, str) and tag for tag in value):
             raise ValueError(f"{value!r} has something that is no text or an empty one")
         return tuple(value)
+    if key == "quantise":
+        return _parse_quantise(value)
     return _parse_number(key, value)
+
+
+def _parse_quantise(value: object) -> tuple[tuple[str, str], ...]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{value!r} is no object such as {{'full': 'fp8_e4m3'}}")
+    for kind, how in value.items():
+        if kind == "state":
+            raise ValueError("'state': recurrent states are not quantised")
+        if kind not in ("full", "sliding_window"):
+            raise ValueError(f"{kind!r} is none of full, sliding_window")
+        if how not in ("fp8_e4m3", "int8"):
+            raise ValueError(f"{kind}: {how!r} is none of fp8_e4m3, int8")
+    return tuple(sorted(value.items()))
 
 
 _RANGES = {
