@@ -354,6 +354,15 @@ class WithoutGpu(Base):
 
 
 class Unit(Base):
+    def test_systemd_accepts_the_unit_for_gpus(self):
+        drop_ins = os.path.join(self.directory, "kvtierd.service.d")
+        os.mkdir(drop_ins)
+        with open(os.path.join(ROOT, "deploy", "kvtierd-gpu.conf"), encoding="utf-8") as file:
+            text = file.read()
+        with open(os.path.join(drop_ins, "gpu.conf"), "w", encoding="utf-8") as file:
+            file.write(text)
+        self.test_systemd_accepts_the_unit()
+
     def test_systemd_accepts_the_unit(self):
         path = os.path.join(self.directory, "kvtierd.service")
         with open(os.path.join(ROOT, "deploy", "kvtierd.service"), encoding="utf-8") as file:
