@@ -130,3 +130,16 @@ void kvt_undo_l1(void *ctx)
 
     daemon->tiers[KVT_TIER_DEVICE] = kvt_tier_close(daemon->tiers[KVT_TIER_DEVICE]);
 }
+
+struct kvt_engine_l1 kvt_start_l1_stats(const struct kvt_daemon *daemon)
+{
+    static const char *const backends[] = {[KVT_CONFIG_L1_NONE] = "none",
+                                           [KVT_CONFIG_L1_HOST] = "host",
+                                           [KVT_CONFIG_L1_CUDA] = "cuda"};
+
+    return (struct kvt_engine_l1){
+        .backend = backends[daemon->config->l1.backend],
+        .report = daemon->config->l1.backend == KVT_CONFIG_L1_NONE ? NULL : &daemon->l1.report,
+        .is_export_allowed = daemon->config->l1.is_export,
+    };
+}

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "daemon/config.h"
+#include "daemon/engine/engine.h"
 #include "tiers/device/device.h"
 
 struct kvt_daemon;
@@ -16,3 +17,5 @@ struct kvt_daemon_l1 {
 
 int kvt_start_l1(void *ctx); /* steps: see daemon/base/steps.h */
 void kvt_undo_l1(void *ctx);
+/* What the engine tells of it in Stats. */
+struct kvt_engine_l1 kvt_start_l1_stats(const struct kvt_daemon *daemon);

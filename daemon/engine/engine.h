@@ -15,6 +15,7 @@
 #include "tiers/disk/catalog.h"
 
 struct kvt_engine;
+struct kvt_device_report;
 
 struct kvt_engine_config {
     struct kvt_store_config store; /* radix is made by the engine: leave it NULL */
@@ -40,6 +41,11 @@ struct kvt_engine_config {
         struct kvt_disk_state state;   /* as it was written last */
         uint64_t endurance_bytes;      /* that it may be written in its life; 0: not known */
     } devices[KVT_ZONES_MAX];
+    struct kvt_engine_l1 {                      /* for Stats; outlives the engine */
+        const char *backend;                    /* "none", "host", "cuda"; NULL: not known */
+        const struct kvt_device_report *report; /* NULL: nothing was looked for */
+        bool is_export_allowed;
+    } l1;
     uint64_t load_wait_ns;         /* a lookup waits so long for L3's index at start; 0: 10 s */
     kvt_notify_fn notify;          /* of the server; NULL in tests that need none */
     struct kvt_doorbell *doorbell; /* the one that the tiers ring too */

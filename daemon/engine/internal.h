@@ -642,6 +642,13 @@ void eng_op_reset(struct kvt_engine *engine, struct kvt_op *op);
 void eng_op_dump(struct kvt_engine *engine, struct kvt_op *op);
 void eng_op_stats(struct kvt_engine *engine, struct kvt_op *op);
 /* stats_devices.c; false: the op's arena is full. */
+bool eng_error_stats(struct kvt_op *op, const struct kvt_tier_counters *from,
+                     struct kvt_api_counter **ret_errors, uint32_t *ret_count);
+/* L1, and its GPUs; then the same as counters, behind the others: at most so many. */
+bool eng_l1_stats(const struct kvt_engine *engine, struct kvt_op *op,
+                  const struct kvt_store_stats *store);
+uint32_t eng_gpu_counters_max(const struct kvt_ans_stats *ans);
+bool eng_gpu_counters(struct kvt_op *op, struct kvt_api_counter *at, uint32_t *count);
 bool eng_device_stats(const struct kvt_engine *engine, struct kvt_op *op,
                       const struct kvt_store_stats *store);
 void eng_op_health(struct kvt_engine *engine, struct kvt_op *op);

@@ -130,7 +130,8 @@ static bool counters(const struct kvt_engine *engine, struct kvt_op *op,
                      const struct kvt_store_stats *store)
 {
     struct counter_list list = {.max = KVT_COUNTERS_COUNT +
-                                       KVT_TIERS_COUNT * (KVT_DROP_REASONS + 4) + 3};
+                                       KVT_TIERS_COUNT * (KVT_DROP_REASONS + 4) + 3 +
+                                       eng_gpu_counters_max(&op->ans.stats)};
 
     list.at = kvt_arena_array(op->arena, list.max, sizeof(list.at[0]));
     if (list.at == NULL)
@@ -153,6 +154,9 @@ static bool counters(const struct kvt_engine *engine, struct kvt_op *op,
         put(&list, "tier_writes", tier_labels[tier], get(&at->counters.writes));
         put(&list, "tier_outages", tier_labels[tier], get(&at->counters.outages));
     }
+    if (!eng_gpu_counters(op, list.at, &list.count))
+        return false;
+    KVT_ASSERT(list.count <= list.max);
     op->ans.stats.counters = list.at;
     op->ans.stats.counters_count = list.count;
     return true;
@@ -184,8 +188,8 @@ void eng_op_stats(struct kvt_engine *engine, struct kvt_op *op)
         .engines_count = engine->groups_count,
         .namespaces = kvt_arena_array(op->arena, engine->ns_count + 1u, sizeof(ans->namespaces[0])),
         .engines = kvt_arena_array(op->arena, engine->groups_count + 1u, sizeof(ans->engines[0]))};
-    if (ans->namespaces == NULL || ans->engines == NULL || !counters(engine, op, &store) ||
-        !eng_device_stats(engine, op, &store)) {
+    if (ans->namespaces == NULL || ans->engines == NULL || !eng_l1_stats(engine, op, &store) ||
+        !counters(engine, op, &store) || !eng_device_stats(engine, op, &store)) {
         kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED, "the answer is too large");
         return;
     }

@@ -40,8 +40,8 @@ static void index_stats(const struct kvt_index *index, bool is_kept, struct kvt_
         to->state = KVT_DEVICE_INDEX_LOST;
 }
 
-static bool error_stats(struct kvt_op *op, const struct kvt_tier_counters *from,
-                        struct kvt_api_device_stats *to)
+bool eng_error_stats(struct kvt_op *op, const struct kvt_tier_counters *from,
+                     struct kvt_api_counter **ret_errors, uint32_t *ret_count)
 {
     static const char *const bad_names[] = {
         [KVT_SLOT_OK] = NULL,
@@ -52,21 +52,22 @@ static bool error_stats(struct kvt_op *op, const struct kvt_tier_counters *from,
         [KVT_SLOT_BAD_PAYLOAD] = "slot_bad_payload",
     };
     static_assert(KVT_COUNT_OF(bad_names) == KVT_COUNT_OF(from->errors_bad_slot), "one a verdict");
-    uint32_t max = KVT_COUNT_OF(bad_names) + 4;
+    uint32_t max = KVT_COUNT_OF(bad_names) + 5, count = 0;
+    struct kvt_api_counter *errors = kvt_arena_array(op->arena, max, sizeof(errors[0]));
 
-    to->errors = kvt_arena_array(op->arena, max, sizeof(to->errors[0]));
-    if (to->errors == NULL)
+    if (errors == NULL)
         return false;
-    to->errors[to->errors_count++] = (struct kvt_api_counter){"io", "", get(&from->errors_io)};
-    to->errors[to->errors_count++] =
-        (struct kvt_api_counter){"short", "", get(&from->errors_short)};
-    to->errors[to->errors_count++] =
-        (struct kvt_api_counter){"no_space", "", get(&from->errors_no_space)};
-    to->errors[to->errors_count++] = (struct kvt_api_counter){"late", "", get(&from->errors_late)};
+    errors[count++] = (struct kvt_api_counter){"io", "", get(&from->errors_io)};
+    errors[count++] = (struct kvt_api_counter){"short", "", get(&from->errors_short)};
+    errors[count++] = (struct kvt_api_counter){"no_space", "", get(&from->errors_no_space)};
+    errors[count++] = (struct kvt_api_counter){"late", "", get(&from->errors_late)};
+    errors[count++] = (struct kvt_api_counter){"client_gone", "", get(&from->errors_client_gone)};
     for (uint32_t i = 0; i < KVT_COUNT_OF(bad_names); i++)
         if (bad_names[i] != NULL)
-            to->errors[to->errors_count++] =
+            errors[count++] =
                 (struct kvt_api_counter){bad_names[i], "", get(&from->errors_bad_slot[i])};
+    *ret_errors = errors;
+    *ret_count = count;
     return true;
 }
 
@@ -99,7 +100,7 @@ static bool device_stats(const struct kvt_engine *engine, struct kvt_op *op,
     to->life_written_bytes = device->state.written_bytes + to->written_bytes;
     index_stats(engine->config.store.indexes[idx], store->zones[idx].is_kept, &to->index);
     kvt_api_device_wear(to, engine->now_ns - engine->start_ns);
-    return error_stats(op, from, to);
+    return eng_error_stats(op, from, &to->errors, &to->errors_count);
 }
 
 bool eng_device_stats(const struct kvt_engine *engine, struct kvt_op *op,

@@ -191,6 +191,7 @@ static void open_engine(struct world *world)
                   .write_policy = config->write_policy,
                   .stripe_blocks = 4,
                   .lost_after_ns = config->lost_after_ns},
+        .l1 = config->l1,
         .index_memory_bytes = config->index_bytes != 0 ? config->index_bytes : 8u << 20,
         .seed = config->seed,
         .boot_id = 77,

@@ -41,6 +41,7 @@ struct world_config {
     uint32_t namespaces_max;    /* 0: the engine's default */
     uint32_t gpus;              /* zones of L1, of equal size; 0: it is one device */
     uint64_t payload_bytes_max; /* that L1 can move; 0: any */
+    struct kvt_engine_l1 l1;    /* for Stats */
 };
 
 #define WORLD_DEVICES_MAX 4u

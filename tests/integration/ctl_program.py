@@ -15,7 +15,9 @@ KVTIERD = BENCH = CTL = ""
 START_S_MAX = 60
 
 
-class Ctl(unittest.TestCase):
+class Base(unittest.TestCase):
+    SETTINGS = {}
+
     def setUp(self):
         self.scratch = tempfile.TemporaryDirectory(prefix="kvt-ctl-")
         self.addCleanup(self.scratch.cleanup)
@@ -24,7 +26,7 @@ class Ctl(unittest.TestCase):
                     "server.admin_socket": os.path.join(self.scratch.name, "admin.sock"),
                     "index.memory": "16MiB", "tiers.l2.bytes": "16MiB", "tiers.l2.pages": "plain",
                     "tiers.l2.slab_unit": "1MiB", "tiers.l3.bytes": "64MiB",
-                    "tiers.l3.path": os.path.join(self.scratch.name, "l3")}
+                    "tiers.l3.path": os.path.join(self.scratch.name, "l3"), **self.SETTINGS}
         command = [KVTIERD]
         for key, value in settings.items():
             command += ["--set", f"{key}={value}"]
@@ -59,6 +61,8 @@ class Ctl(unittest.TestCase):
                         "30", "--tenants", "2", "--quiet"], check=True, timeout=120,
                        stdout=subprocess.DEVNULL)
 
+
+class Ctl(Base):
     def test_empty(self):
         self.assertIn("no engine has declared a model yet", self.ok("stats"))
         code, _, err = self.ctl("lookup", "--tokens", "1,2")
@@ -66,6 +70,15 @@ class Ctl(unittest.TestCase):
         self.assertIn("no namespace", err)
         self.assertEqual(json.loads(self.ok("health", "--json"))["is_serving"], True)
         self.assertIn("nothing is stored", self.ok("tree"))
+
+    def test_devices(self):
+        out = self.ok("devices")
+        self.assertIn("L1\n  off: not configured (tiers.l1.backend is none)\n", out)
+        self.assertIn("Devices of L3\n", out)
+        devices = json.loads(self.ok("devices", "--json"))
+        self.assertEqual((devices["l1"]["backend"], devices["l1"]["why"], devices["gpus"]),
+                         ("none", "", []))
+        self.assertEqual(len(devices["devices"]), 1)
 
     def test_filled(self):
         self.fill()
@@ -178,6 +191,30 @@ class Ctl(unittest.TestCase):
             self.assertEqual(code, 3)
             self.assertIn("is kvtierd running?", err)
         self.assertIn("nobody listens", self.ctl("doctor")[1])
+
+
+class WithoutGpu(Base):
+    """L1 is to be on GPUs, and there is none: L2 and L3 serve, and all that one asks says why."""
+    SETTINGS = {"tiers.l1.backend": "cuda", "tiers.l1.bytes": "60%"}
+
+    def setUp(self):
+        if os.path.exists("/dev/nvidiactl"):
+            self.skipTest("this machine has an NVIDIA driver")
+        super().setUp()
+
+    def test_it_says_why(self):
+        self.fill()
+        l1 = json.loads(self.ok("devices", "--json"))["l1"]
+        self.assertEqual(l1["backend"], "cuda")
+        self.assertNotEqual(l1["why"], "")
+        self.assertIn(f"  off: {l1['why'][:100]}", self.ok("devices"))
+        self.assertIn(f"  L1 is off: {l1['why'][:100]}", self.ok("health"))
+        self.assertEqual(self.ctl("health", "--strict")[0], 1)
+        code, out, _ = self.ctl("doctor", "--json")
+        bad = {f["what"]: f for f in json.loads(out)["findings"] if f["level"] == "bad"}
+        self.assertEqual(code, 1)
+        self.assertIn("no NVIDIA driver is loaded", bad["GPU driver"]["text"])
+        self.assertIn(l1["why"][:100], bad["L1"]["text"])
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@
  *   L2            pool          [CPU: verify,] up into staging [, dequantise], scatter
  *   L2            slot          [CPU: verify,] up, check
  *   slot          L2            check, down, CPU: hash, seal
- *   client's host slot          CPU: fill (and quantise), up, check
- *   slot          client's host down, CPU: scatter (and dequantise)
+ *   client's host slot          CPU: fill, up [, quantise], check
+ *   slot          client's host [dequantise,] down, CPU: scatter
  *
  * L2 that is not pinned goes through pinned staging: filled before, emptied after. */
 #include "tiers/device/gpu_internal.h"
@@ -127,11 +127,11 @@ static int plan_check(struct kvt_gpu *gpu, struct kvt_gpu_member *member)
     return 0;
 }
 
-/* The host's side of a copy between host and device, and its CPU work. What a client in host memory
- * gives and takes is stored bytes (tiers/client.h converts). */
+/* The host's side of a copy between host and device, and its CPU work. */
 static void plan_host(const struct kvt_gpu *gpu, struct kvt_gpu_member *member)
 {
     const struct kvt_xfer *xfer = member->xfer;
+    bool is_quantised = member->is_quantise || member->is_dequantise;
     bool is_client = !member->is_gather && !member->is_scatter && member->view != NULL;
 
     if (member->slot == NULL && !is_client)
@@ -139,8 +139,8 @@ static void plan_host(const struct kvt_gpu *gpu, struct kvt_gpu_member *member)
     member->is_up = xfer->dst.kind == KVT_PLACE_DEVICE || member->is_scatter;
     member->is_down = !member->is_up;
     member->is_out = member->is_down;
-    member->host_bytes = member->stored_bytes;
-    if (xfer->dst.kind == KVT_PLACE_CLIENT && member->view->layout->quant.kind == KVT_QUANT_NONE) {
+    member->host_bytes = is_client ? member->raw_bytes : member->stored_bytes;
+    if (xfer->dst.kind == KVT_PLACE_CLIENT && (is_client || !is_quantised)) {
         member->host_offset = member->range_offset;
         member->host_bytes = member->range_bytes;
     }
@@ -183,10 +183,10 @@ int kvt_gpu_plan(struct kvt_gpu *gpu, struct kvt_xfer *xfer, struct kvt_gpu_memb
         plan_slot(gpu, xfer->src.kind == KVT_PLACE_HOST ? &xfer->src : &xfer->dst, member);
     if (member->view != NULL) {
         plan_view(member);
-        if (member->view->layout->is_gpu && member->view->layout->quant.kind != KVT_QUANT_NONE) {
-            member->is_quantise = xfer->src.kind == KVT_PLACE_CLIENT;
-            member->is_dequantise = !member->is_quantise;
-        }
+        member->is_quantise = member->view->layout->quant.kind != KVT_QUANT_NONE &&
+                              xfer->src.kind == KVT_PLACE_CLIENT;
+        member->is_dequantise = member->view->layout->quant.kind != KVT_QUANT_NONE &&
+                                xfer->dst.kind == KVT_PLACE_CLIENT;
         if (member->view->layout->is_gpu)
             plan_copies(gpu, member);
     }
@@ -220,7 +220,8 @@ void kvt_gpu_plan_place(struct kvt_gpu *gpu, struct kvt_gpu_member *member)
     member->raw = is_quantised ? payload_before(address, member->range_offset) : member->stored;
     if (!member->is_up && !member->is_down)
         return;
-    member->host_device = member->stored + member->host_offset;
+    member->host_device =
+        (member->slot == NULL ? member->raw : member->stored) + member->host_offset;
     member->host = member->pinned_run.chunks_count > 0
                        ? (uint8_t *)(uintptr_t)member->pinned_run.address
                        : member->slot + member->xfer->header_bytes + member->host_offset;

@@ -43,9 +43,11 @@ static void check_all(struct kvt_ctl_report *report, const struct kvt_ctl_args *
     kvt_ctl_check_io_uring(report, &facts);
     kvt_ctl_check_memory(report, &facts, pools);
     kvt_ctl_check_nofile(report, &facts);
+    kvt_ctl_check_gpu_machine(report, &facts, pools);
     kvt_ctl_check_l3(report, pools);
     if (has_stats) {
         kvt_ctl_check_stats(report, &op->ans.stats);
+        kvt_ctl_check_gpus(report, &op->ans.stats);
         kvt_ctl_check_devices(report, &op->ans.stats);
     }
 }

@@ -1,4 +1,4 @@
-/* stats, namespaces, health: what the main socket tells everyone who may connect. */
+/* stats, devices, namespaces, health: what the main socket tells everyone who may connect. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -101,7 +101,11 @@ int kvt_ctl_run_stats(const struct kvt_ctl_args *args)
     return r;
 }
 
-int kvt_ctl_run_namespaces(const struct kvt_ctl_args *args)
+/* One answer, on one of two pages. */
+static int show_once(const struct kvt_ctl_args *args,
+                     void (*json)(FILE *out, const struct kvt_ans_stats *stats),
+                     void (*page)(const struct kvt_ctl_view *view,
+                                  const struct kvt_ans_stats *stats))
 {
     struct kvt_ctl_view view = kvt_ctl_view_stdout(args);
     struct kvt_ctl_daemon daemon = {0};
@@ -113,12 +117,22 @@ int kvt_ctl_run_namespaces(const struct kvt_ctl_args *args)
     if (r == KVT_CTL_OK)
         r = kvt_ctl_daemon_call(&daemon, op);
     if (r == KVT_CTL_OK && args->is_json)
-        kvt_ctl_json_namespaces(stdout, &op->ans.stats);
+        json(stdout, &op->ans.stats);
     else if (r == KVT_CTL_OK)
-        kvt_ctl_view_namespaces(&view, &op->ans.stats);
+        page(&view, &op->ans.stats);
     (void)kvt_ctl_op_free(op);
     kvt_ctl_daemon_close(&daemon);
     return r;
+}
+
+int kvt_ctl_run_devices(const struct kvt_ctl_args *args)
+{
+    return show_once(args, kvt_ctl_json_devices, kvt_ctl_view_all_devices);
+}
+
+int kvt_ctl_run_namespaces(const struct kvt_ctl_args *args)
+{
+    return show_once(args, kvt_ctl_json_namespaces, kvt_ctl_view_namespaces);
 }
 
 /* The standard health service says whether it serves; Stats says which tier is out. */

@@ -54,6 +54,11 @@ static const struct command {
                        "Tiers (room, copies, hits, evictions, bytes, errors), the index, sessions, "
                        "namespaces,\nengines and every counter. docs/operations.md explains each "
                        "number.\n"},
+    [KVT_CTL_DEVICES] = {"devices", "GPUs of L1 and devices of L3: what was found, and what is off",
+                         COMMON,
+                         "GPUs: versions, arena, how bytes moved (kernel, copy engine, staging), "
+                         "losses, and why\none is lost or not used, or why L1 is off. Then the "
+                         "devices of L3 and their indexes.\n"},
     [KVT_CTL_NAMESPACES] = {"namespaces", "the models that engines have declared", COMMON,
                             "Fingerprint, model, components and what is stored of each.\n"},
     [KVT_CTL_LOOKUP] = {"lookup", "how much of a prompt is cached, and where",
@@ -103,10 +108,11 @@ static const struct command {
     [KVT_CTL_HEALTH] = {"health", "is it serving? (for probes)", COMMON | BIT(STRICT),
                         "Exit 0 serving, 1 not serving (or degraded, with --strict), 3 no "
                         "daemon.\n"},
-    [KVT_CTL_DOCTOR] = {"doctor", "is this machine set up well for it?", COMMON | BIT(CONFIG),
-                        "Huge pages, locked memory, io_uring, memory limits, the file system of "
-                        "L3, the sockets:\nok, warn or bad, with the numbers and the remedy. "
-                        "Works with and without a daemon. Exit 1\nwhen something is bad.\n"},
+    [KVT_CTL_DOCTOR] =
+        {"doctor", "is this machine set up well for it?", COMMON | BIT(CONFIG),
+         "Huge pages, locked memory, io_uring, memory limits, GPU driver and nodes, "
+         "the file system\nof L3, the sockets: ok, warn or bad, with the numbers and the remedy. "
+         "Works with and without a daemon. Exit 1\nwhen something is bad.\n"},
 };
 
 const struct kvt_ctl_option *kvt_ctl_option_find(const char *name, size_t name_bytes)

@@ -27,6 +27,7 @@ enum kvt_ctl_exit {
 
 enum kvt_ctl_command_id {
     KVT_CTL_STATS,
+    KVT_CTL_DEVICES,
     KVT_CTL_NAMESPACES,
     KVT_CTL_LOOKUP,
     KVT_CTL_EXPLAIN,
@@ -130,6 +131,7 @@ KVT_MUST_USE int kvt_ctl_pick_ns(const struct kvt_ans_stats *stats, const char *
 /* ---- commands: each returns an exit status --------------------------------------------------- */
 
 int kvt_ctl_run_stats(const struct kvt_ctl_args *args);
+int kvt_ctl_run_devices(const struct kvt_ctl_args *args);
 int kvt_ctl_run_namespaces(const struct kvt_ctl_args *args);
 int kvt_ctl_run_prefix(const struct kvt_ctl_args *args); /* lookup, explain */
 int kvt_ctl_run_tree(const struct kvt_ctl_args *args);

@@ -180,10 +180,20 @@ void kvt_ctl_check_io_uring(struct kvt_ctl_report *report, const struct kvt_ctl_
                       "profile; in a unit remove it from SystemCallFilter=");
 }
 
+/* Of the machine's memory. */
+static uint64_t l1_bytes(const struct kvt_ctl_facts *facts, const struct kvt_ctl_pools *pools)
+{
+    uint64_t bytes = pools->l1_bytes + pools->gpu_staging_bytes * facts->gpu.gpus_count;
+
+    if (facts->memory_bytes != KVT_CTL_UNKNOWN)
+        bytes += facts->memory_bytes / 100000 * pools->l1_milli_pct;
+    return bytes;
+}
+
 void kvt_ctl_check_memory(struct kvt_ctl_report *report, const struct kvt_ctl_facts *facts,
                           const struct kvt_ctl_pools *pools)
 {
-    uint64_t want = pools->l1_bytes + pools->l2_bytes + pools->index_bytes + OWN_BYTES;
+    uint64_t want = l1_bytes(facts, pools) + pools->l2_bytes + pools->index_bytes + OWN_BYTES;
     char a[KVT_TEXT_BYTES], b[KVT_TEXT_BYTES];
 
     if (pools->source == NULL) {

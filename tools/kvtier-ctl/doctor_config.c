@@ -7,12 +7,13 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tools/kvtier-ctl/doctor.h"
+#include "tools/kvtier-ctl/view.h"
 
 #include "daemon/base/alloc.h"
 #include "daemon/base/size.h"
 
 #define CONFIG_BYTES_MAX (256 * KVT_KIB)
+#define GPU_STAGING_BYTES (64 * KVT_MIB) /* the default of tiers.l1.staging */
 
 /* Copies a scalar without quotes, comment and blanks around it. */
 static void clean_value(char value[KVT_CTL_YAML_BYTES], const char *at, size_t bytes)
@@ -99,8 +100,14 @@ static int take(struct kvt_ctl_pools *pools, const char *key, const char *value,
     } sizes[] = {{"tiers.l1.bytes", &pools->l1_bytes},
                  {"tiers.l2.bytes", &pools->l2_bytes},
                  {"tiers.l3.bytes", &pools->l3_bytes},
+                 {"tiers.l1.staging", &pools->gpu_staging_bytes},
                  {"index.memory", &pools->index_bytes}};
 
+    if (strcmp(key, "tiers.l1.backend") == 0)
+        pools->is_cuda = strcmp(value, "cuda") == 0;
+    if (strcmp(key, "tiers.l1.bytes") == 0 && strchr(value, '%') != NULL &&
+        kvt_size_parse_share(value, 100000, &pools->l1_milli_pct) == 0)
+        return KVT_CTL_OK; /* what it is a part of is known later */
     if (strcmp(key, "tiers.l3.path") == 0)
         (void)snprintf(pools->l3_paths, sizeof(pools->l3_paths), "%s", value);
     if (strcmp(key, "tiers.l3.index_dir") == 0)
@@ -122,7 +129,8 @@ static int take(struct kvt_ctl_pools *pools, const char *key, const char *value,
 
 int kvt_ctl_pools_load(struct kvt_ctl_pools *ret_pools, const char *path, FILE *err)
 {
-    struct kvt_ctl_pools pools = {.source = "configuration"};
+    struct kvt_ctl_pools pools = {.source = "configuration",
+                                  .gpu_staging_bytes = GPU_STAGING_BYTES};
     struct kvt_ctl_yaml yaml = {0};
     char value[KVT_CTL_YAML_BYTES];
     kvt_autofree char *text = kvt_alloc_zeroed(CONFIG_BYTES_MAX + 1, 1);
@@ -138,6 +146,10 @@ int kvt_ctl_pools_load(struct kvt_ctl_pools *ret_pools, const char *path, FILE *
         if (r != KVT_CTL_OK)
             return r;
     }
+    if (pools.is_cuda)
+        pools.l1_bytes = pools.l1_milli_pct = 0;
+    else
+        pools.gpu_staging_bytes = 0;
     *ret_pools = pools;
     return KVT_CTL_OK;
 }
@@ -145,12 +157,16 @@ int kvt_ctl_pools_load(struct kvt_ctl_pools *ret_pools, const char *path, FILE *
 void kvt_ctl_pools_from_stats(struct kvt_ctl_pools *ret_pools, const struct kvt_ans_stats *stats)
 {
     struct kvt_ctl_pools pools = {.source = "running daemon",
-                                  .index_bytes = stats->index_memory_bytes};
+                                  .index_bytes = stats->index_memory_bytes,
+                                  .is_cuda = kvt_ctl_is_cuda(stats)};
 
+    for (uint32_t i = 0; i < stats->gpus_count; i++)
+        if (stats->gpus[i].state != KVT_API_GPU_REFUSED)
+            pools.l1_bytes += stats->gpus[i].staging_bytes;
     for (uint32_t i = 0; i < stats->tiers_count; i++) {
         const struct kvt_api_tier_stats *tier = &stats->tiers[i];
 
-        if (tier->tier == 1)
+        if (tier->tier == 1 && !pools.is_cuda)
             pools.l1_bytes = tier->capacity_bytes;
         if (tier->tier == 2) {
             pools.l2_bytes = tier->capacity_bytes;

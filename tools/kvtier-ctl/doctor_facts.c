@@ -134,18 +134,28 @@ static void gather_process(struct kvt_ctl_facts *facts, const char *sysroot, uin
         facts->is_memlock_exempt = (strtoull(caps + 7, NULL, 16) >> CAP_IPC_LOCK_BIT & 1) != 0;
 }
 
-/* The last LimitMEMLOCK= of a unit's text wins. */
+/* The last line of each key in a unit's text wins. */
 static void scan_unit(struct kvt_ctl_facts *facts, const char *text)
 {
-    static const char key[] = "LimitMEMLOCK=";
+    const struct {
+        const char *key;
+        char *value;
+        size_t bytes;
+    } keys[] = {
+        {"LimitMEMLOCK=", facts->unit_memlock, sizeof(facts->unit_memlock)},
+        {"PrivateDevices=", facts->unit_private_devices, sizeof(facts->unit_private_devices)},
+    };
 
     for (const char *line = text; *line != '\0';) {
         size_t length = strcspn(line, "\n");
 
-        if (strncmp(line, key, sizeof(key) - 1) == 0)
-            (void)snprintf(facts->unit_memlock, sizeof(facts->unit_memlock), "%.*s",
-                           (int)KVT_MIN(length - (sizeof(key) - 1), (size_t)60),
-                           line + sizeof(key) - 1);
+        for (size_t i = 0; i < KVT_COUNT_OF(keys); i++) {
+            size_t key = strlen(keys[i].key);
+
+            if (strncmp(line, keys[i].key, key) == 0)
+                (void)snprintf(keys[i].value, keys[i].bytes, "%.*s",
+                               (int)KVT_MIN(length - key, (size_t)60), line + key);
+        }
         line += length + (line[length] == '\n');
     }
 }
@@ -280,4 +290,5 @@ void kvt_ctl_facts_gather(struct kvt_ctl_facts *ret_facts, const char *sysroot, 
         facts->io_uring_disabled = number_at(text);
     facts->io_uring_error = try_io_uring();
     gather_cgroup(facts, sysroot, pid);
+    kvt_ctl_gpu_facts_gather(&facts->gpu, sysroot, pid);
 }

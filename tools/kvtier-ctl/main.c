@@ -10,6 +10,8 @@ static int run(const struct kvt_ctl_args *args)
     switch (args->command) {
     case KVT_CTL_STATS:
         return kvt_ctl_run_stats(args);
+    case KVT_CTL_DEVICES:
+        return kvt_ctl_run_devices(args);
     case KVT_CTL_NAMESPACES:
         return kvt_ctl_run_namespaces(args);
     case KVT_CTL_LOOKUP:

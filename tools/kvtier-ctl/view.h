@@ -51,6 +51,16 @@ void kvt_ctl_view_rates(const struct kvt_ctl_view *view, const struct kvt_ans_st
                         const struct kvt_ans_stats *now, uint64_t elapsed_ns);
 /* Part of the page of stats; nothing when there is no L3. */
 void kvt_ctl_view_devices(const struct kvt_ctl_view *view, const struct kvt_ans_stats *stats);
+/* L1 and its GPUs; why it is off. */
+void kvt_ctl_view_l1(const struct kvt_ctl_view *view, const struct kvt_ans_stats *stats);
+/* The page of `devices`: both. */
+void kvt_ctl_view_all_devices(const struct kvt_ctl_view *view, const struct kvt_ans_stats *stats);
+/* A line for one that is lost or refused; else nothing. */
+void kvt_ctl_view_gpu_trouble(const struct kvt_ctl_view *view, const struct kvt_api_gpu_stats *gpu);
+bool kvt_ctl_is_cuda(const struct kvt_ans_stats *stats); /* L1 is to be on GPUs */
+const char *kvt_ctl_gpu_state_text(uint32_t state);
+const char *kvt_ctl_gpu_name(char buf[KVT_CTL_TEXT_BYTES],
+                             const struct kvt_api_gpu_stats *gpu); /* "GPU 0 NVIDIA H200" */
 const char *kvt_ctl_device_health_text(uint32_t health);
 const char *kvt_ctl_index_state_text(uint32_t state);
 /* "ready", "loading 40 %". Returns buf. */
@@ -60,6 +70,9 @@ uint64_t kvt_ctl_device_errors(const struct kvt_api_device_stats *device); /* of
 /* The value of a counter by name and label; 0 when the daemon has none such. */
 uint64_t kvt_ctl_counter(const struct kvt_ans_stats *stats, const char *name, const char *label);
 void kvt_ctl_json_stats(FILE *out, const struct kvt_ans_stats *stats, bool is_compact);
+struct kvt_json;
+void kvt_ctl_json_l1(struct kvt_json *json, const struct kvt_ans_stats *stats); /* a part of it */
+void kvt_ctl_json_devices(FILE *out, const struct kvt_ans_stats *stats);
 void kvt_ctl_json_namespaces(FILE *out, const struct kvt_ans_stats *stats);
 
 /* ---- upkeep ------------------------------------------------------------------------------------
@@ -76,7 +89,7 @@ struct kvt_ctl_health {
     bool is_serving;
     const struct kvt_ans_stats *stats;
 };
-bool kvt_ctl_is_degraded(const struct kvt_ans_stats *stats); /* a tier, a device or an index */
+bool kvt_ctl_is_degraded(const struct kvt_ans_stats *stats); /* a tier, GPU, device or index */
 void kvt_ctl_view_health(const struct kvt_ctl_view *view, const struct kvt_ctl_health *health);
 void kvt_ctl_json_health(FILE *out, const struct kvt_ctl_health *health);
 

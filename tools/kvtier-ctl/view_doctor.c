@@ -34,7 +34,10 @@ bool kvt_ctl_is_degraded(const struct kvt_ans_stats *stats)
         if (stats->devices[i].health != KVT_DEVICE_OK ||
             stats->devices[i].index.state == KVT_DEVICE_INDEX_LOST)
             return true;
-    return false;
+    for (uint32_t i = 0; i < stats->gpus_count; i++)
+        if (stats->gpus[i].state != KVT_API_GPU_OK)
+            return true;
+    return stats->l1.why.bytes > 0;
 }
 
 void kvt_ctl_view_health(const struct kvt_ctl_view *view, const struct kvt_ctl_health *health)
@@ -52,6 +55,10 @@ void kvt_ctl_view_health(const struct kvt_ctl_view *view, const struct kvt_ctl_h
         if (stats->tiers[i].health == 1)
             (void)fprintf(view->out, "  L%u out of service: %s\n", stats->tiers[i].tier,
                           kvt_ctl_clean(text, stats->tiers[i].detail));
+    if (stats->l1.why.bytes > 0)
+        (void)fprintf(view->out, "  L1 is off: %s\n", kvt_ctl_clean(text, stats->l1.why));
+    for (uint32_t i = 0; i < stats->gpus_count; i++)
+        kvt_ctl_view_gpu_trouble(view, &stats->gpus[i]);
     for (uint32_t i = 0; i < stats->devices_count; i++) {
         const struct kvt_api_device_stats *device = &stats->devices[i];
 

@@ -153,6 +153,24 @@ static void json_totals(struct kvt_json *json, const struct kvt_ans_stats *stats
     kvt_json_u64(json, "ops_running", stats->ops_running);
 }
 
+static void json_devices(struct kvt_json *json, const struct kvt_ans_stats *stats)
+{
+    kvt_ctl_json_l1(json, stats);
+    kvt_json_array(json, "devices");
+    for (uint32_t i = 0; i < stats->devices_count; i++)
+        json_device(json, &stats->devices[i]);
+    kvt_json_end(json);
+}
+
+void kvt_ctl_json_devices(FILE *out, const struct kvt_ans_stats *stats)
+{
+    struct kvt_json json;
+
+    kvt_json_begin(&json, out, false);
+    json_devices(&json, stats);
+    kvt_json_finish(&json);
+}
+
 void kvt_ctl_json_stats(FILE *out, const struct kvt_ans_stats *stats, bool is_compact)
 {
     struct kvt_json json;
@@ -163,10 +181,7 @@ void kvt_ctl_json_stats(FILE *out, const struct kvt_ans_stats *stats, bool is_co
     for (uint32_t i = 0; i < stats->tiers_count; i++)
         json_tier(&json, &stats->tiers[i]);
     kvt_json_end(&json);
-    kvt_json_array(&json, "devices");
-    for (uint32_t i = 0; i < stats->devices_count; i++)
-        json_device(&json, &stats->devices[i]);
-    kvt_json_end(&json);
+    json_devices(&json, stats);
     kvt_json_array(&json, "namespaces");
     for (uint32_t i = 0; i < stats->namespaces_count; i++)
         json_ns(&json, &stats->namespaces[i]);
@@ -315,6 +330,17 @@ void kvt_ctl_json_health(FILE *out, const struct kvt_ctl_health *health)
         kvt_json_u64(&json, "tier", health->stats->tiers[i].tier);
         kvt_json_text(&json, "health", kvt_ctl_tier_health_text(health->stats->tiers[i].health));
         text(&json, "detail", health->stats->tiers[i].detail);
+        kvt_json_end(&json);
+    }
+    kvt_json_end(&json);
+    kvt_json_array(&json, "gpus");
+    for (uint32_t i = 0; i < health->stats->gpus_count; i++) {
+        const struct kvt_api_gpu_stats *gpu = &health->stats->gpus[i];
+
+        kvt_json_object(&json, NULL);
+        kvt_json_u64(&json, "index", gpu->index);
+        kvt_json_text(&json, "state", kvt_ctl_gpu_state_text(gpu->state));
+        text(&json, "why", gpu->why);
         kvt_json_end(&json);
     }
     kvt_json_end(&json);

@@ -313,6 +313,8 @@ void kvt_ctl_view_stats(const struct kvt_ctl_view *view, const struct kvt_ans_st
 {
     view_head(view, stats);
     (void)fputc('\n', view->out);
+    if (kvt_ctl_is_cuda(stats))
+        kvt_ctl_view_l1(view, stats);
     kvt_ctl_view_devices(view, stats);
     kvt_ctl_view_namespaces(view, stats);
     (void)fputc('\n', view->out);

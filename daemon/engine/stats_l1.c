@@ -1,0 +1,198 @@
+/* Stats of L1: what it is made of, and its GPUs, gathered when asked. */
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/engine/internal.h"
+#include "tiers/device/device.h"
+#include "tiers/device/gpu.h"
+
+static_assert(KVT_API_GPU_OK == (int)KVT_GPU_OK && KVT_API_GPU_LOST == (int)KVT_GPU_LOST &&
+                  KVT_API_GPU_REFUSED == (int)KVT_GPU_REFUSED,
+              "api.h and device.h say the same");
+
+static const char *const path_names[KVT_GPU_PATHS] = {
+    [KVT_GPU_FROM_ENGINE_KERNEL] = "from_engine_kernel",
+    [KVT_GPU_FROM_ENGINE_COPY] = "from_engine_copy",
+    [KVT_GPU_TO_ENGINE_KERNEL] = "to_engine_kernel",
+    [KVT_GPU_TO_ENGINE_COPY] = "to_engine_copy",
+    [KVT_GPU_TO_HOST] = "to_host",
+    [KVT_GPU_FROM_HOST] = "from_host",
+    [KVT_GPU_STAGED_UP] = "staged_up",
+    [KVT_GPU_STAGED_DOWN] = "staged_down",
+};
+
+static uint64_t get(const _Atomic uint64_t *counter)
+{
+    return atomic_load_explicit(counter, memory_order_relaxed);
+}
+
+static struct kvt_text text_of(const char *text, size_t bytes_max)
+{
+    return (struct kvt_text){text, (uint32_t)strnlen(text, bytes_max)};
+}
+
+static void report_stats(const struct kvt_engine_l1 *l1, struct kvt_api_l1_stats *to)
+{
+    const struct kvt_device_report *report = l1->report;
+
+    *to = (struct kvt_api_l1_stats){.is_export_allowed = l1->is_export_allowed};
+    if (l1->backend != NULL)
+        to->backend = text_of(l1->backend, 16);
+    if (report == NULL)
+        return;
+    to->has_cuda = report->has_cuda;
+    to->driver_version = (uint32_t)KVT_MAX(report->driver_version, 0);
+    to->runtime_version = (uint32_t)KVT_MAX(report->runtime_version, 0);
+    to->is_host_pinned = report->is_host_pinned;
+    to->pin_why = text_of(report->pin_why, sizeof(report->pin_why));
+    to->why = text_of(report->why, sizeof(report->why));
+}
+
+/* What its thread counted. */
+static bool counter_stats(struct kvt_op *op, const struct kvt_gpu_counters *from,
+                          struct kvt_api_gpu_stats *to)
+{
+    to->paths = kvt_arena_array(op->arena, KVT_GPU_PATHS, sizeof(to->paths[0]));
+    if (to->paths == NULL)
+        return false;
+    to->paths_count = KVT_GPU_PATHS;
+    for (uint32_t i = 0; i < KVT_GPU_PATHS; i++)
+        to->paths[i] = (struct kvt_api_gpu_path){
+            .name = path_names[i],
+            .bytes = get(&from->path_bytes[i]),
+            .transfers = get(&from->path_transfers[i]),
+        };
+    to->inflight_bytes = get(&from->inflight_bytes);
+    to->launches = get(&from->launches);
+    to->launched_jobs = get(&from->launched_jobs);
+    to->checked_bytes = get(&from->checked_bytes);
+    to->unchecked_transfers = get(&from->unchecked_transfers);
+    to->bad_checks = get(&from->bad_checks);
+    to->quantised_bytes = get(&from->quantised_bytes);
+    to->dequantised_bytes = get(&from->dequantised_bytes);
+    to->losses = get(&from->losses);
+    to->revivals = get(&from->revivals);
+    to->last_error =
+        (uint32_t)KVT_MAX(atomic_load_explicit(&from->last_error, memory_order_relaxed), 0);
+    return true;
+}
+
+/* @from is in the arena: texts point into it. */
+static bool gpu_stats(const struct kvt_engine *engine, struct kvt_op *op,
+                      const struct kvt_store_stats *store, uint32_t idx,
+                      const struct kvt_device_gpu *from, struct kvt_api_gpu_stats *to)
+{
+    *to = (struct kvt_api_gpu_stats){
+        .index = (uint32_t)KVT_MAX(from->index, 0),
+        .name = text_of(from->info.name, sizeof(from->info.name)),
+        .pci = text_of(from->info.pci, sizeof(from->info.pci)),
+        .numa_node = from->numa_node,
+        .sm = from->info.sm,
+        .memory_bytes = from->info.total_bytes,
+        .state = from->state,
+        .why = text_of(from->why, sizeof(from->why)),
+        .has_ipc = from->info.has_ipc,
+        .arena_bytes = from->arena_bytes,
+        .staging_bytes = from->staging_bytes,
+    };
+    memcpy(to->uuid, from->info.uuid, sizeof(to->uuid));
+    if (from->state == KVT_GPU_LOST && from->lost_ns != 0 && engine->now_ns > from->lost_ns)
+        to->lost_ns = engine->now_ns - from->lost_ns;
+    if (from->state != KVT_GPU_REFUSED && idx < store->l1_zones_count) {
+        to->used_bytes = store->l1_zones[idx].slab.taken_bytes;
+        to->slab_bytes = store->l1_zones[idx].slab.slabs_bytes;
+        to->copies = store->l1_zones[idx].slab.taken_slots;
+    }
+    if (from->counters != NULL && !counter_stats(op, from->counters, to))
+        return false;
+    return from->tier_counters == NULL ||
+           eng_error_stats(op, from->tier_counters, &to->errors, &to->errors_count);
+}
+
+bool eng_l1_stats(const struct kvt_engine *engine, struct kvt_op *op,
+                  const struct kvt_store_stats *store)
+{
+    const struct kvt_tier *tier = engine->config.store.tiers[KVT_TIER_DEVICE];
+    struct kvt_ans_stats *ans = &op->ans.stats;
+    struct kvt_device_gpu *gpus;
+    uint32_t count = 0;
+
+    report_stats(&engine->config.l1, &ans->l1);
+    gpus = kvt_arena_array(op->arena, KVT_API_GPUS_MAX, sizeof(gpus[0]));
+    ans->gpus = kvt_arena_array(op->arena, KVT_API_GPUS_MAX, sizeof(ans->gpus[0]));
+    if (gpus == NULL || ans->gpus == NULL)
+        return false;
+    while (count < KVT_API_GPUS_MAX && kvt_device_gpu(tier, count, &gpus[count]))
+        count++;
+    for (uint32_t i = 0; i < count; i++)
+        if (!gpu_stats(engine, op, store, i, &gpus[i], &ans->gpus[i]))
+            return false;
+    ans->gpus_count = count;
+    return true;
+}
+
+/* ---- the same as counters, with a label -------------------------------------------------------
+ */
+
+#define LABEL_BYTES 48u
+#define GPU_COUNTERS 9u
+
+uint32_t eng_gpu_counters_max(const struct kvt_ans_stats *ans)
+{
+    return ans->gpus_count * (GPU_COUNTERS + 2 * KVT_GPU_PATHS);
+}
+
+static const char *label_of(struct kvt_op *op, uint32_t gpu, const char *path)
+{
+    char *label = kvt_arena_alloc(op->arena, LABEL_BYTES);
+
+    if (label != NULL)
+        (void)snprintf(label, LABEL_BYTES, "gpu=%u%s%s", gpu,
+                       path == NULL ? "" : ",path=", path == NULL ? "" : path);
+    return label;
+}
+
+static uint32_t put_gpu(const struct kvt_api_gpu_stats *gpu, const char *label,
+                        struct kvt_api_counter *to)
+{
+    const struct kvt_api_counter counters[GPU_COUNTERS] = {
+        {"gpu_losses", label, gpu->losses},
+        {"gpu_revivals", label, gpu->revivals},
+        {"gpu_launches", label, gpu->launches},
+        {"gpu_launched_jobs", label, gpu->launched_jobs},
+        {"gpu_checked_bytes", label, gpu->checked_bytes},
+        {"gpu_unchecked_transfers", label, gpu->unchecked_transfers},
+        {"gpu_bad_checks", label, gpu->bad_checks},
+        {"gpu_quantised_bytes", label, gpu->quantised_bytes},
+        {"gpu_dequantised_bytes", label, gpu->dequantised_bytes},
+    };
+
+    memcpy(to, counters, sizeof(counters));
+    return GPU_COUNTERS;
+}
+
+bool eng_gpu_counters(struct kvt_op *op, struct kvt_api_counter *at, uint32_t *count)
+{
+    const struct kvt_ans_stats *ans = &op->ans.stats;
+
+    for (uint32_t i = 0; i < ans->gpus_count; i++) {
+        const struct kvt_api_gpu_stats *gpu = &ans->gpus[i];
+        const char *label = label_of(op, gpu->index, NULL);
+
+        if (gpu->state == KVT_API_GPU_REFUSED)
+            continue;
+        if (label == NULL)
+            return false;
+        *count += put_gpu(gpu, label, &at[*count]);
+        for (uint32_t k = 0; k < gpu->paths_count; k++) {
+            const struct kvt_api_gpu_path *path = &gpu->paths[k];
+
+            label = label_of(op, gpu->index, path->name);
+            if (label == NULL)
+                return false;
+            at[(*count)++] = (struct kvt_api_counter){"gpu_moved_bytes", label, path->bytes};
+            at[(*count)++] = (struct kvt_api_counter){"gpu_transfers", label, path->transfers};
+        }
+    }
+    return true;
+}
