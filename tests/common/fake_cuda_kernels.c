@@ -78,7 +78,7 @@ static bool copy_job_translate(uint32_t device, const struct kvt_copy_batch *bat
     uint8_t *blocks = fake_translate(device, job->blocks, 8ull * job->blocks_count, "ids");
     uint8_t *list = fake_translate(device, job->pieces, sizeof(*pieces) * job->pieces_count,
                                    "a list of pieces");
-    uint64_t payload_bytes = 0;
+    uint64_t first = UINT64_MAX, payload_bytes = 0;
     uint8_t *payload;
 
     if (blocks == NULL || list == NULL)
@@ -100,19 +100,21 @@ static bool copy_job_translate(uint32_t device, const struct kvt_copy_batch *bat
         if (!piece_translate(device, &pieces[p], (const uint64_t *)(void *)blocks,
                              job->blocks_count, is_gather))
             return false;
+        first = KVT_MIN(first, pieces[p].payload_offset_bytes);
         payload_bytes = KVT_MAX(payload_bytes, end);
     }
-    payload = fake_translate(device, job->payload, payload_bytes, "a payload");
+    /* Of a payload of some pieces the first bytes need not be there. */
+    payload = fake_translate(device, job->payload + first, payload_bytes - first, "a payload");
     if (payload == NULL || !check_place(device, &job->check))
         return false;
-    *job = (struct kvt_copy_job){.payload = (uintptr_t)payload,
+    *job = (struct kvt_copy_job){.payload = (uintptr_t)payload - first,
                                  .pieces = (uintptr_t)pieces,
                                  .blocks = (uintptr_t)blocks,
                                  .check = job->check,
                                  .pieces_count = job->pieces_count,
                                  .blocks_count = job->blocks_count};
     lists->damage = payload;
-    lists->damage_bytes = payload_bytes;
+    lists->damage_bytes = payload_bytes - first;
     return true;
 }
 
