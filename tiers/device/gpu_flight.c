@@ -174,7 +174,9 @@ bool kvt_gpu_flight_poll(struct kvt_gpu *gpu, struct kvt_gpu_flight *flight, uin
 {
     bool has_moved = false;
 
-    if (flight->area != NULL && is_over(gpu, flight, KVT_GPU_WAIT_LISTS)) {
+    /* Copies alone have no descriptors. */
+    if (flight->area != NULL &&
+        (flight->area_used_bytes == 0 || is_over(gpu, flight, KVT_GPU_WAIT_LISTS))) {
         area_give(gpu, flight);
         has_moved = true;
     }

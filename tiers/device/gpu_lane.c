@@ -90,7 +90,9 @@ static bool budget_take(struct kvt_gpu *gpu, struct kvt_gpu_lane *lane,
     uint64_t inflight_bytes =
         atomic_load_explicit(&gpu->counters.inflight_bytes, memory_order_relaxed);
 
-    if (gpu->budget_claim != NULL && gpu->budget_claim != lane)
+    /* Who has the claim on staging waits for nobody's claim: two that wait for each other's would
+     * wait for ever. */
+    if (gpu->budget_claim != NULL && gpu->budget_claim != lane && gpu->staging_claim != lane)
         return false;
     if (inflight_bytes > 0 &&
         (inflight_bytes >= gpu->config.inflight_bytes_max ||

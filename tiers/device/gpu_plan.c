@@ -8,8 +8,8 @@
  *   L2            pool          [CPU: verify,] up into staging [, dequantise], scatter
  *   L2            slot          [CPU: verify,] up, check
  *   slot          L2            check, down, CPU: hash, seal
- *   client's host slot          CPU: fill, up [, quantise], check
- *   slot          client's host [dequantise,] down, CPU: scatter
+ *   client's host slot          CPU: fill (quantises, too), up, check
+ *   slot          client's host down, CPU: scatter (and dequantises)
  *
  * L2 that is not pinned goes through pinned staging: filled before, emptied after. */
 #include "tiers/device/gpu_internal.h"
@@ -68,6 +68,11 @@ static void plan_view(struct kvt_gpu_member *member)
                 (uint64_t)layout->pieces[p].bytes * blocks_count;
         member->is_partial = true;
     }
+    /* Copies of host memory convert on the CPU: what they give and take is the whole slot. */
+    if (!layout->is_gpu && layout->quant.kind != KVT_QUANT_NONE) {
+        member->raw_bytes = member->range_bytes = member->stored_bytes;
+        member->range_offset = 0;
+    }
     for (uint32_t b = 0; b < blocks_count; b++) {
         bool is_none = view->engine_blocks[b] == KVT_ENGINE_BLOCK_NONE;
 
@@ -97,6 +102,8 @@ static void plan_copies(const struct kvt_gpu *gpu, struct kvt_gpu_member *member
                                                                     gpu->config.crossover_bytes);
     member->is_gather = member->xfer->src.kind == KVT_PLACE_CLIENT;
     member->is_scatter = !member->is_gather;
+    member->is_quantise = member->is_gather && layout->quant.kind != KVT_QUANT_NONE;
+    member->is_dequantise = member->is_scatter && layout->quant.kind != KVT_QUANT_NONE;
 }
 
 /* Where the check of what moves comes from. Of a slot that is filled it goes into the ledger; of
@@ -183,10 +190,6 @@ int kvt_gpu_plan(struct kvt_gpu *gpu, struct kvt_xfer *xfer, struct kvt_gpu_memb
         plan_slot(gpu, xfer->src.kind == KVT_PLACE_HOST ? &xfer->src : &xfer->dst, member);
     if (member->view != NULL) {
         plan_view(member);
-        member->is_quantise = member->view->layout->quant.kind != KVT_QUANT_NONE &&
-                              xfer->src.kind == KVT_PLACE_CLIENT;
-        member->is_dequantise = member->view->layout->quant.kind != KVT_QUANT_NONE &&
-                                xfer->dst.kind == KVT_PLACE_CLIENT;
         if (member->view->layout->is_gpu)
             plan_copies(gpu, member);
     }
