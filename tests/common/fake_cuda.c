@@ -107,7 +107,7 @@ static int planned(enum kvt_fake_cuda_call call)
                     (fake_cuda.fail_call == KVT_FAKE_CUDA_ANY &&
                      call != KVT_FAKE_CUDA_DRIVER_VERSION && call != KVT_FAKE_CUDA_RUNTIME_VERSION);
 
-    if (fake_cuda.fail_in == 0 || !is_meant || --fake_cuda.fail_in != 0)
+    if (fake_cuda.fail_in == 0 || fake_cuda.is_fail_paused || !is_meant || --fake_cuda.fail_in != 0)
         return 0;
     fake_cuda.has_failed = true;
     return fake_cuda.fail_error;

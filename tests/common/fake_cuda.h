@@ -101,6 +101,8 @@ bool kvt_fake_cuda_parse(const char *text, struct kvt_fake_cuda_config *ret_conf
  * frees: that happens anyway. A sticky @error loses the device, too. Replaces the plan before;
  * @nth 0: none. */
 void kvt_fake_cuda_fail(enum kvt_fake_cuda_call call, uint64_t nth, int error);
+/* Calls of the test itself, meanwhile, neither fail nor count. */
+void kvt_fake_cuda_pause_fail(bool is_paused);
 /* Whether the planned failure has happened. */
 bool kvt_fake_cuda_has_failed(void);
 /* The context of the device is lost now: all calls on it answer @error until it is reset. */

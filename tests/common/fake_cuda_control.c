@@ -257,6 +257,13 @@ void kvt_fake_cuda_fail(enum kvt_fake_cuda_call call, uint64_t nth, int error)
     unlock();
 }
 
+void kvt_fake_cuda_pause_fail(bool is_paused)
+{
+    lock();
+    fake_cuda.is_fail_paused = is_paused;
+    unlock();
+}
+
 bool kvt_fake_cuda_has_failed(void)
 {
     bool has_failed;

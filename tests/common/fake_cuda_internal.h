@@ -106,7 +106,7 @@ struct fake_cuda {
     enum kvt_fake_cuda_call fail_call;
     uint64_t fail_in; /* 0: no plan */
     int fail_error;
-    bool has_failed;
+    bool has_failed, is_fail_paused;
     uint64_t tear_in, flip_in, damaged;
     pthread_t executor;
     bool is_executing, is_stopping;
