@@ -131,7 +131,9 @@ struct kvt_api_region {
     enum kvt_region_kind kind;
     uint64_t bytes;
     uint8_t token[KVT_REGION_TOKEN_BYTES]; /* memfd: what the region socket answered */
-    void *mapping; /* memfd: what the service's region_open made of it; set by the server */
+    /* Memfd: what the service's region_open made of it; set by the server. CUDA: the service's own,
+     * NULL when the request comes. */
+    void *mapping;
     struct {
         uint8_t handle[KVT_CUDA_IPC_HANDLE_BYTES]; /* of the whole allocation */
         uint64_t offset_bytes;                     /* of the region in the allocation */
@@ -673,7 +675,12 @@ struct kvt_op {
 };
 
 /* Notices pushed on an Attach stream. */
-enum kvt_notice_kind { KVT_NOTICE_QUIESCED = 1, KVT_NOTICE_EPOCH = 2, KVT_NOTICE_LEASE_ENDED = 3 };
+enum kvt_notice_kind {
+    KVT_NOTICE_QUIESCED = 1,
+    KVT_NOTICE_EPOCH = 2,
+    KVT_NOTICE_LEASE_ENDED = 3,
+    KVT_NOTICE_REGIONS_LOST = 4, /* the GPU of the session's memory was lost: attach again */
+};
 struct kvt_notice {
     enum kvt_notice_kind kind;
     uint64_t op_id;           /* QUIESCED */
@@ -703,7 +710,8 @@ struct kvt_service {
 
 /* What the service calls to push a notice; given to the service by daemon/main with the server.
  * Any thread; never blocks; notices beyond a small bound a session are dropped but for QUIESCED,
- * of which there is at most one an op. After DETACH was submitted the sink is not called again. */
+ * of which there is at most one an op, and REGIONS_LOST, of which there is one a session. After
+ * DETACH was submitted the sink is not called again. */
 typedef void (*kvt_notify_fn)(struct kvt_session_sink *sink, const struct kvt_notice *notice);
 
 /* Sets code and message (printf-like), for `return kvt_op_fail(...)` styles. */

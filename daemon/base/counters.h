@@ -46,6 +46,7 @@
     X(PREFETCH_DROPPED, "prefetch_dropped", "", "prefetch wishes dropped: the queue was full")     \
     X(ATTACHES, "attaches", "", "sessions begun")                                                  \
     X(DETACHES, "detaches", "", "sessions ended")                                                  \
+    X(REGIONS_LOST, "regions_lost", "", "sessions whose memory's GPU was lost")                    \
     X(RESETS, "resets", "", "namespaces reset")                                                    \
     X(EVICTS, "evicts", "", "Evict requests that were served")                                     \
     X(QUIESCED_LATE, "quiesced_late", "", "requests answered before their copies had ended")       \

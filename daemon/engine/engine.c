@@ -223,6 +223,10 @@ static int make(struct kvt_engine *engine)
     if (r == 0)
         r = kvt_ring_init(&engine->janitor_ring, KVT_SESSIONS_MAX * KVT_REGIONS_PER_SESSION_MAX);
     if (r == 0)
+        r = kvt_ring_init(&engine->openings_ring, KVT_ENGINE_OPENINGS_MAX);
+    if (r == 0)
+        r = kvt_ring_init(&engine->opened_ring, KVT_ENGINE_OPENINGS_MAX);
+    if (r == 0)
         r = kvt_doorbell_init(&engine->janitor_bell);
     if (r == 0)
         r = make_below(engine);
@@ -272,6 +276,7 @@ struct kvt_engine *kvt_engine_free(struct kvt_engine *engine)
     if (engine == NULL)
         return NULL;
     KVT_ASSERT(engine->magic == KVT_ENGINE_MAGIC && engine->jobs_count == 0);
+    KVT_ASSERT(engine->openings_count == 0);
     for (uint32_t i = 0; i < KVT_SESSIONS_MAX; i++) {
         if (engine->sessions[i].session != NULL)
             eng_session_end(engine, engine->sessions[i].session);
@@ -288,6 +293,8 @@ struct kvt_engine *kvt_engine_free(struct kvt_engine *engine)
     engine->radix = kvt_radix_free(engine->radix);
     kvt_doorbell_deinit(&engine->janitor_bell);
     kvt_ring_deinit(&engine->janitor_ring);
+    kvt_ring_deinit(&engine->openings_ring);
+    kvt_ring_deinit(&engine->opened_ring);
     kvt_ring_deinit(&engine->inbox);
     eng_heap_deinit(&engine->heap);
     kvt_free(engine->leases);

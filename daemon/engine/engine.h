@@ -12,6 +12,7 @@
 #include "daemon/base/api.h"
 #include "daemon/base/doorbell.h"
 #include "daemon/engine/store.h"
+#include "tiers/device/device.h"
 #include "tiers/disk/catalog.h"
 
 struct kvt_engine;
@@ -46,6 +47,14 @@ struct kvt_engine_config {
         const struct kvt_device_report *report; /* NULL: nothing was looked for */
         bool is_export_allowed;
     } l1;
+    /* Memory of engines on GPUs: the device tier's, called by a helper thread of the engine (by
+     * hand: at once). open NULL: none can be used. Results of kvt_device_region_open. */
+    struct kvt_engine_gpu_memory {
+        void *ctx;
+        int (*open)(void *ctx, const struct kvt_device_memory *memory,
+                    struct kvt_region *ret_region, char ret_why[KVT_DEVICE_WHY_BYTES]);
+        void (*close)(void *ctx, struct kvt_region *region);
+    } gpu_memory;
     uint64_t load_wait_ns;         /* a lookup waits so long for L3's index at start; 0: 10 s */
     kvt_notify_fn notify;          /* of the server; NULL in tests that need none */
     struct kvt_doorbell *doorbell; /* the one that the tiers ring too */

@@ -45,7 +45,8 @@
 #define KVT_ENGINE_SLICE 256u         /* leases, tickets' entries and timers worked off a turn */
 #define KVT_ENGINE_PATH_CHUNK 512u
 
-#define KVT_ENGINE_DRAINS_MAX 16u /* requests that wait for a drain */
+#define KVT_ENGINE_OPENINGS_MAX 64u /* Attaches whose memory on a GPU is being opened */
+#define KVT_ENGINE_DRAINS_MAX 16u   /* requests that wait for a drain */
 
 #define KVT_ENGINE_MAGIC 0x6b767465u
 #define KVT_SESSION_MAGIC 0x6b767373u
@@ -100,6 +101,13 @@ struct eng_region {
     struct kvt_region region;
 };
 
+struct eng_opening {   /* see gpu_region.c */
+    struct kvt_op *op; /* ATTACH; NULL: free */
+    int result;        /* 0, KVT_REGION_E_* or -errno: of region_idx */
+    uint32_t region_idx;
+    char why[KVT_DEVICE_WHY_BYTES];
+};
+
 struct eng_group {
     struct kvt_list link; /* engine->groups while it has live sessions */
     uint32_t refs;        /* of sessions' memory, leases and tickets */
@@ -142,6 +150,7 @@ struct eng_session {
     struct eng_layout layouts[KVT_COMPONENTS_MAX];
     struct kvt_layout_piece *pieces;
     size_t pieces_bytes;
+    bool is_told_lost; /* that a GPU of its regions was lost */
 };
 
 /* ---- leases and tickets -----------------------------------------------------------------------
@@ -363,8 +372,13 @@ struct kvt_engine {
     uint32_t drains_count;
     uint64_t counters[KVT_COUNTERS_COUNT];
 
-    /* Unmapping regions costs milliseconds: a helper thread does it while kvt_engine_run runs. */
-    struct kvt_ring janitor_ring;
+    /* Unmapping regions, and opening memory on GPUs, costs milliseconds: a helper thread does it
+     * while kvt_engine_run runs. */
+    struct kvt_ring janitor_ring; /* regions to close */
+    struct kvt_ring openings_ring, opened_ring;
+    struct eng_opening openings[KVT_ENGINE_OPENINGS_MAX];
+    uint32_t openings_count;
+    uint32_t gpu_incarnations[KVT_ZONES_MAX]; /* of L1's zones, as sessions were told */
     struct kvt_doorbell janitor_bell;
     pthread_t janitor;
     bool has_janitor;
@@ -484,6 +498,8 @@ uint64_t eng_parked_next_ns(const struct kvt_engine *engine);
 
 /* session.c, region.c */
 void eng_op_attach(struct kvt_engine *engine, struct kvt_op *op);
+/* Of a request whose regions are all open. */
+void eng_attach(struct kvt_engine *engine, struct kvt_op *op);
 void eng_op_detach(struct kvt_engine *engine, struct kvt_op *op);
 void eng_session_end(struct kvt_engine *engine, struct eng_session *session);
 void eng_group_unref(struct eng_group *group);
@@ -496,8 +512,25 @@ void eng_region_close(void *ctx, void *mapping);
 /* The mapping that an Attach brought for @region; NULL: none. */
 struct eng_region *eng_region_of(const struct kvt_api_region *region);
 void eng_region_put(struct kvt_engine *engine, struct eng_region *region);
+/* All that an Attach brought. */
+void eng_regions_put(struct kvt_engine *engine, struct kvt_op *op);
+struct eng_region *eng_region_new(void); /* NULL: no memory */
+void eng_janitor_open(struct kvt_engine *engine, struct eng_opening *opening);
 KVT_MUST_USE int eng_janitor_start(struct kvt_engine *engine);
 void eng_janitor_stop(struct kvt_engine *engine);
+
+/* gpu_region.c: memory on GPUs */
+bool eng_has_gpu_regions(const struct kvt_op *op);
+/* An Attach with such regions: served now, or when they are open. */
+void eng_attach_gpu(struct kvt_engine *engine, struct kvt_op *op);
+void eng_opening_run(struct kvt_engine *engine, struct eng_opening *opening); /* janitor-only */
+void eng_openings_slice(struct kvt_engine *engine);
+/* False after kvt_op_fail. */
+bool eng_gpu_layout_fits(const struct kvt_engine *engine, struct kvt_op *op, uint32_t component,
+                         const struct kvt_layout *layout);
+void eng_gpu_take_home(struct kvt_engine *engine, struct eng_session *session);
+/* Tells sessions whose GPU was lost. */
+void eng_gpu_watch(struct kvt_engine *engine);
 
 /* lease.c */
 /* NULL: the pool is empty. The tree's lease was taken by the caller. */

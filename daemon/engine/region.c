@@ -1,7 +1,7 @@
-/* Mappings of engines' memory. The server maps them on its own thread (region_open); an Attach
+/* Mappings of engines' memory. The server maps memfds on its own thread (region_open); an Attach
  * takes them over; they go when the session is detached and none of its jobs is left. Unmapping
- * gigabytes takes milliseconds, so while the engine's loop runs a janitor thread does it; by hand
- * (simulator) it is done at once. */
+ * gigabytes takes milliseconds, and so does opening and closing memory on a GPU (gpu_region.c):
+ * while the engine's loop runs a janitor thread does it; by hand (simulator) it is done at once. */
 #include "daemon/base/alloc.h"
 #include "daemon/engine/internal.h"
 
@@ -21,9 +21,14 @@ static const char *region_error_text(int result)
     }
 }
 
+struct eng_region *eng_region_new(void)
+{
+    return kvt_alloc_zeroed(1, sizeof(struct eng_region));
+}
+
 int eng_region_open(void *ctx, int memfd, uint64_t bytes, void **ret_mapping, const char **ret_why)
 {
-    struct eng_region *region = kvt_alloc_zeroed(1, sizeof(*region));
+    struct eng_region *region = eng_region_new();
     int r;
 
     (void)ctx;
@@ -43,18 +48,21 @@ int eng_region_open(void *ctx, int memfd, uint64_t bytes, void **ret_mapping, co
 
 void eng_region_close(void *ctx, void *mapping)
 {
+    struct kvt_engine *engine = ctx;
     struct eng_region *region = mapping;
 
-    (void)ctx;
     if (region == NULL)
         return;
-    kvt_region_close(&region->region);
+    if (region->region.is_gpu)
+        engine->config.gpu_memory.close(engine->config.gpu_memory.ctx, &region->region);
+    else
+        kvt_region_close(&region->region);
     kvt_free(region);
 }
 
 struct eng_region *eng_region_of(const struct kvt_api_region *region)
 {
-    return region->kind == KVT_REGION_MEMFD ? region->mapping : NULL;
+    return region->kind != KVT_REGION_INLINE ? region->mapping : NULL;
 }
 
 void eng_region_put(struct kvt_engine *engine, struct eng_region *region)
@@ -67,6 +75,38 @@ void eng_region_put(struct kvt_engine *engine, struct eng_region *region)
         eng_region_close(engine, region);
 }
 
+void eng_regions_put(struct kvt_engine *engine, struct kvt_op *op)
+{
+    struct kvt_req_attach *req = &op->req.attach;
+
+    for (uint32_t i = 0; i < req->regions_count; i++) {
+        eng_region_put(engine, eng_region_of(&req->regions[i]));
+        req->regions[i].mapping = NULL;
+    }
+}
+
+void eng_janitor_open(struct kvt_engine *engine, struct eng_opening *opening)
+{
+    int r = kvt_ring_put(&engine->openings_ring, opening);
+
+    KVT_ASSERT(engine->has_janitor && r == 0); /* as many places as openings */
+    kvt_doorbell_ring(&engine->janitor_bell);
+}
+
+static void open_waiting(struct kvt_engine *engine)
+{
+    struct eng_opening *opening;
+
+    while ((opening = kvt_ring_take(&engine->openings_ring)) != NULL) {
+        int r;
+
+        eng_opening_run(engine, opening);
+        r = kvt_ring_put(&engine->opened_ring, opening);
+        KVT_ASSERT(r == 0);
+        kvt_doorbell_ring(engine->config.doorbell);
+    }
+}
+
 static void *janitor_main(void *ctx)
 {
     struct kvt_engine *engine = ctx;
@@ -77,12 +117,14 @@ static void *janitor_main(void *ctx)
 
         kvt_doorbell_arm(&engine->janitor_bell);
         is_stop = atomic_load(&engine->is_janitor_stop);
-        if (!is_stop && kvt_ring_is_empty(&engine->janitor_ring))
+        if (!is_stop && kvt_ring_is_empty(&engine->janitor_ring) &&
+            kvt_ring_is_empty(&engine->openings_ring))
             kvt_doorbell_wait(&engine->janitor_bell, KVT_TIME_NEVER_NS);
         else
             kvt_doorbell_disarm(&engine->janitor_bell);
         while ((region = kvt_ring_take(&engine->janitor_ring)) != NULL)
             eng_region_close(engine, region);
+        open_waiting(engine);
     } while (!is_stop);
     return NULL;
 }

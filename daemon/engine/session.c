@@ -121,22 +121,6 @@ static void take_regions(struct eng_session *session, const struct kvt_req_attac
     }
 }
 
-static bool regions_are_usable(struct kvt_op *op)
-{
-    const struct kvt_req_attach *req = &op->req.attach;
-
-    for (uint32_t i = 0; i < req->regions_count; i++) {
-        if (req->regions[i].kind != KVT_REGION_CUDA_IPC)
-            continue;
-        kvt_op_fail(op, KVT_CODE_FAILED_PRECONDITION,
-                    "regions[%u].cuda_ipc: this daemon has no CUDA device: register a memfd "
-                    "(staging) instead",
-                    i);
-        return false;
-    }
-    return true;
-}
-
 static bool inline_layout(struct kvt_op *op, struct eng_layout *to,
                           const struct kvt_api_layout *from, uint64_t payload_bytes)
 {
@@ -244,26 +228,13 @@ static bool take_layouts(struct kvt_engine *engine, struct kvt_op *op, struct en
                         req->layouts[i].component);
             return false;
         }
-        if (!take_layout(op, session, &req->layouts[i], pieces + at))
+        if (!take_layout(op, session, &req->layouts[i], pieces + at) ||
+            !eng_gpu_layout_fits(engine, op, req->layouts[i].component,
+                                 &session->layouts[req->layouts[i].component].layout))
             return false;
         at += req->layouts[i].pieces_count;
     }
     return true;
-}
-
-/* Copies of what the session's GPU fills are best there. */
-static void take_home(struct kvt_engine *engine, struct eng_session *session)
-{
-    for (uint32_t i = 0; i < session->ns->components_count; i++) {
-        const struct eng_layout *at = &session->layouts[i];
-
-        if (!at->is_present || at->is_inline || !at->layout.is_gpu)
-            continue;
-        session->group->is_gpu = true;
-        kvt_store_ns_set_home(engine->store, session->ns->radix_ns, session->rank,
-                              at->layout.gpu_zone);
-        return;
-    }
 }
 
 static bool place(struct kvt_engine *engine, struct kvt_op *op, struct eng_session *session)
@@ -293,7 +264,7 @@ static bool place(struct kvt_engine *engine, struct kvt_op *op, struct eng_sessi
     group->refs++;
     group->sessions_count++;
     session->group = group;
-    take_home(engine, session);
+    eng_gpu_take_home(engine, session);
     session->idx = idx;
     session->generation = ++engine->sessions[idx].generation;
     session->is_alive = true;
@@ -303,14 +274,13 @@ static bool place(struct kvt_engine *engine, struct kvt_op *op, struct eng_sessi
     return true;
 }
 
-void eng_op_attach(struct kvt_engine *engine, struct kvt_op *op)
+void eng_attach(struct kvt_engine *engine, struct kvt_op *op)
 {
     const struct kvt_req_attach *req = &op->req.attach;
     struct eng_session *session = kvt_alloc_zeroed(1, sizeof(*session));
 
     if (session == NULL) {
-        for (uint32_t i = 0; i < req->regions_count; i++)
-            eng_region_put(engine, eng_region_of(&req->regions[i]));
+        eng_regions_put(engine, op);
         kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED, "no memory for another session");
         return;
     }
@@ -322,8 +292,7 @@ void eng_op_attach(struct kvt_engine *engine, struct kvt_op *op)
                                     .sink = req->sink};
     kvt_list_init(&session->runs);
     take_regions(session, req);
-    if (regions_are_usable(op))
-        session->ns = eng_ns_of(engine, op, &req->ns);
+    session->ns = eng_ns_of(engine, op, &req->ns);
     if (session->ns == NULL || !attach_is_valid(op, session->ns) ||
         !take_layouts(engine, op, session) || !place(engine, op, session)) {
         eng_session_unref(engine, session);
@@ -336,6 +305,22 @@ void eng_op_attach(struct kvt_engine *engine, struct kvt_op *op)
         .epoch = session->ns->epoch,
         .lease_ns_max = engine->config.lease_ns_max,
         .ticket_ns_max = engine->config.ticket_ns_max};
+}
+
+void eng_op_attach(struct kvt_engine *engine, struct kvt_op *op)
+{
+    const struct eng_ns *ns;
+
+    if (!eng_has_gpu_regions(op)) {
+        eng_attach(engine, op);
+        return;
+    }
+    /* What is refused anyway is not opened first. */
+    ns = eng_ns_of(engine, op, &op->req.attach.ns);
+    if (ns == NULL || !attach_is_valid(op, ns))
+        eng_regions_put(engine, op);
+    else
+        eng_attach_gpu(engine, op);
 }
 
 /* ---- detach -----------------------------------------------------------------------------------

@@ -60,10 +60,8 @@ static bool is_served_while_stopping(enum kvt_op_kind kind)
 static void refuse(struct kvt_engine *engine, struct kvt_op *op, enum kvt_code code,
                    const char *text)
 {
-    if (op->kind == KVT_OP_ATTACH) {
-        for (uint32_t i = 0; i < op->req.attach.regions_count; i++)
-            eng_region_put(engine, eng_region_of(&op->req.attach.regions[i]));
-    }
+    if (op->kind == KVT_OP_ATTACH)
+        eng_regions_put(engine, op);
     kvt_op_fail(op, code, "%s", text);
     eng_answer(engine, op);
 }
@@ -164,6 +162,8 @@ bool kvt_engine_turn(struct kvt_engine *engine, uint64_t now_ns)
     has_more = kvt_store_turn(engine->store, engine->now_ns, KVT_ENGINE_TURN_BLOCKS);
     if (atomic_load(&engine->is_stop_asked) && !engine->is_stopping)
         begin_stop(engine);
+    eng_gpu_watch(engine);
+    eng_openings_slice(engine);
     take_detaches(engine);
     has_more |= take_inbox(engine);
     if (atomic_exchange(&engine->has_cancelled, false))
@@ -206,7 +206,7 @@ bool kvt_engine_is_stopped(struct kvt_engine *engine)
         if (!engine->is_drained)
             return false;
     }
-    return engine->runs_count == 0 && engine->jobs_count == 0 &&
+    return engine->runs_count == 0 && engine->jobs_count == 0 && engine->openings_count == 0 &&
            kvt_store_inflight(engine->store) == 0 && kvt_ring_is_empty(&engine->inbox) &&
            atomic_load(&engine->detach_stack) == NULL;
 }
@@ -217,7 +217,7 @@ static void sleep_until_due(struct kvt_engine *engine)
 
     kvt_doorbell_arm(engine->config.doorbell);
     if (!kvt_ring_is_empty(&engine->inbox) || atomic_load(&engine->detach_stack) != NULL ||
-        atomic_load(&engine->has_cancelled) ||
+        atomic_load(&engine->has_cancelled) || !kvt_ring_is_empty(&engine->opened_ring) ||
         (atomic_load(&engine->is_stop_asked) && !engine->is_stopping) ||
         kvt_store_turn(engine->store, engine->now_ns, KVT_ENGINE_TURN_BLOCKS) ||
         !kvt_list_is_empty(&engine->pump)) {

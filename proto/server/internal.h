@@ -35,7 +35,7 @@
 #define KVT_SERVER_POSTED 8u        /* requests posted per method and completion queue */
 #define KVT_SERVER_WATCHERS_MAX 64u /* health Watch streams */
 #define KVT_SERVER_NOTICES_MAX 256u /* waiting in one session; all kinds */
-#define KVT_SERVER_NOTICES_SOFT 64u /* from here on only QUIESCED are kept */
+#define KVT_SERVER_NOTICES_SOFT 64u /* from here on only what a client must hear is kept */
 #define KVT_SERVER_REGIONS_MAX 256u /* tokens not yet used by an Attach */
 #define KVT_SERVER_REGIONS_UID_MAX 128u
 #define KVT_SERVER_REGION_NS (30 * KVT_NS_PER_S)

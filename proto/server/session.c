@@ -211,6 +211,7 @@ void kvt_sink_pump(struct kvt_call *call)
 void kvt_server_notify(struct kvt_session_sink *sink, const struct kvt_notice *notice)
 {
     struct kvt_call *call = sink->call;
+    bool is_needed = notice->kind == KVT_NOTICE_QUIESCED || notice->kind == KVT_NOTICE_REGIONS_LOST;
     bool is_overrun = false;
 
     KVT_ASSERT(sink->magic == KVT_SINK_MAGIC);
@@ -220,12 +221,12 @@ void kvt_server_notify(struct kvt_session_sink *sink, const struct kvt_notice *n
         return;
     }
     if (sink->notices_count < KVT_SERVER_NOTICES_SOFT ||
-        (notice->kind == KVT_NOTICE_QUIESCED && sink->notices_count < KVT_SERVER_NOTICES_MAX)) {
+        (is_needed && sink->notices_count < KVT_SERVER_NOTICES_MAX)) {
         uint32_t at = (sink->notices_first + sink->notices_count) % KVT_SERVER_NOTICES_MAX;
 
         sink->notices[at] = *notice;
         sink->notices_count++;
-    } else if (notice->kind == KVT_NOTICE_QUIESCED) {
+    } else if (is_needed) {
         /* The client does not read what it must know: it cannot have a session. */
         is_overrun = true;
         call->is_stream_ended = true;

@@ -16,6 +16,8 @@
 #define WORLD_BLOCK_TOKENS 16u
 #define WORLD_ENGINE_BLOCKS 2u /* of a block of the daemon */
 #define WORLD_PIECES 2u
+struct world;
+
 #define WORLD_POOL_BLOCKS 64u /* blocks of the daemon that a client's memory holds, a component */
 
 struct world_config {
@@ -34,14 +36,17 @@ struct world_config {
     bool is_index_lenient; /* see fake_index.h: rows may be left behind that were never loaded */
     enum kvt_write_policy write_policy;
     uint64_t lost_after_ns;
-    bool is_disk_volatile;      /* see fake_tier.h */
-    uint64_t ring_bytes;        /* of each index; 0: as fake_index.h says */
-    const char *model;          /* of the namespace; NULL: a short one */
-    uint64_t stamps;            /* numbers that a start reserves; 0: many */
-    uint32_t namespaces_max;    /* 0: the engine's default */
-    uint32_t gpus;              /* zones of L1, of equal size; 0: it is one device */
-    uint64_t payload_bytes_max; /* that L1 can move; 0: any */
-    struct kvt_engine_l1 l1;    /* for Stats */
+    bool is_disk_volatile;         /* see fake_tier.h */
+    uint64_t ring_bytes;           /* of each index; 0: as fake_index.h says */
+    const char *model;             /* of the namespace; NULL: a short one */
+    uint64_t stamps;               /* numbers that a start reserves; 0: many */
+    uint32_t namespaces_max;       /* 0: the engine's default */
+    uint32_t gpus;                 /* zones of L1, of equal size; 0: it is one device */
+    uint64_t payload_bytes_max;    /* that L1 can move; 0: any */
+    struct kvt_doorbell *doorbell; /* for kvt_engine_run; NULL: world_turn */
+    /* Called before memory on a GPU is opened, by the thread that opens it. */
+    void (*before_gpu_open)(struct world *world);
+    struct kvt_engine_l1 l1; /* for Stats */
 };
 
 #define WORLD_DEVICES_MAX 4u
@@ -68,8 +73,12 @@ struct world {
     uint32_t ranks, components_count;
     uint32_t shard_bytes[2];
     struct kvt_handle ns;
-    uint64_t notices[4]; /* by kind */
-    uint64_t trace;      /* hash over everything that was answered */
+    uint64_t notices[5]; /* by kind */
+    /* Openings of memory on GPUs: those that are not closed, and what the next ones answer. */
+    int64_t gpu_regions;
+    int gpu_open_result;
+    bool is_lost_while_opening; /* the GPU, behind the opening's back */
+    uint64_t trace;             /* hash over everything that was answered */
 };
 
 void world_init(struct world *world, const struct world_config *config);
@@ -115,6 +124,10 @@ struct client {
 /* rank KVT_RANK_NONE: a scheduler without memory. */
 void client_attach(struct client *client, struct world *world, struct call *call, uint8_t engine,
                    bool is_scheduler, uint32_t rank);
+/* With its memory on GPU @gpu: ordinary memory that only the device tier touches. Only prepares:
+ * call_run, and client->session when it is OK. */
+void client_begin_attach_gpu(struct client *client, struct world *world, struct call *call,
+                             uint8_t engine, bool is_scheduler, uint32_t rank, uint32_t gpu);
 void client_detach(struct client *client, struct call *call);
 void client_unmap(struct client *client);
 /* Blocks [first, end) of the prefix of @tag in pool blocks from @at on. */

@@ -30,6 +30,7 @@ struct agent {
     struct client client;
     struct call call;
     bool is_attached, must_quiesce;
+    uint32_t gpu, incarnation; /* of its memory; KVT_GPU_NONE: the host's */
     uint32_t engine, rank;
     uint64_t op_id, tag, first;
     uint32_t count;
@@ -41,7 +42,7 @@ struct sim {
     struct agent agents[AGENTS];
     struct held leases[ENGINES][HELD], tickets[ENGINES][HELD];
     uint64_t random;
-    uint64_t verified, wrong, late, ops, restarts, durable, epoch, losses;
+    uint64_t verified, wrong, late, ops, restarts, durable, epoch, losses, gpu_sessions;
     struct world_copies copies; /* durable when the last engine ended */
 };
 
@@ -271,10 +272,44 @@ static void ask_other(struct sim *sim, struct agent *agent)
     }
 }
 
+/* With its memory on a GPU; false: that was refused. */
+static bool attach_gpu(struct sim *sim, struct agent *agent)
+{
+    uint32_t gpu = (uint32_t)below(sim, sim->world.config.gpus);
+    const struct kvt_op *op = &agent->call.op;
+
+    client_begin_attach_gpu(&agent->client, &sim->world, &agent->call, (uint8_t)(agent->engine + 1),
+                            agent->rank == 0, agent->rank, gpu);
+    call_run(&agent->call);
+    agent->gpu = gpu;
+    agent->incarnation = fake_tier_incarnation(sim->world.tiers[KVT_TIER_DEVICE], gpu);
+    if (op->code == KVT_CODE_OK) {
+        agent->client.session = op->ans.attach.session;
+        return true;
+    }
+    CHECK(op->code == KVT_CODE_UNAVAILABLE || op->code == KVT_CODE_FAILED_PRECONDITION);
+    client_unmap(&agent->client);
+    agent->gpu = KVT_GPU_NONE;
+    return false;
+}
+
+/* The GPU of its memory was lost: it should attach again. */
+static bool is_lost(struct sim *sim, const struct agent *agent)
+{
+    return agent->gpu != KVT_GPU_NONE && fake_tier_incarnation(sim->world.tiers[KVT_TIER_DEVICE],
+                                                               agent->gpu) != agent->incarnation;
+}
+
 static void attach(struct sim *sim, struct agent *agent)
 {
-    client_attach(&agent->client, &sim->world, &agent->call, (uint8_t)(agent->engine + 1),
-                  agent->rank == 0, agent->rank);
+    bool is_gpu = sim->world.config.gpus > 0 && below(sim, 2) == 0 && attach_gpu(sim, agent);
+
+    sim->gpu_sessions += is_gpu;
+    if (!is_gpu)
+        agent->gpu = KVT_GPU_NONE;
+    if (!is_gpu)
+        client_attach(&agent->client, &sim->world, &agent->call, (uint8_t)(agent->engine + 1),
+                      agent->rank == 0, agent->rank);
     agent->call.is_done = false;
     agent->is_attached = true;
     agent->must_quiesce = false;
@@ -463,7 +498,7 @@ static void step(struct sim *sim)
         }
         if (agent->call.is_done)
             on_answer(sim, agent);
-        if (below(sim, 300) == 0) {
+        if (below(sim, is_lost(sim, agent) ? 10 : 300) == 0) {
             die(sim, agent);
         } else if (!agent->call.is_busy) {
             if (below(sim, 2) == 0)
@@ -567,12 +602,13 @@ static uint64_t run(uint64_t seed, uint64_t steps)
     CHECK(counts.sessions == 0 && counts.engines == 0);
     printf("seed %llu: %llu requests, %llu blocks verified, %llu wrong, %llu answered before "
            "quiesced, %llu restarts, %llu durable copies came back, %u GPUs were lost %llu times, "
+           "had %llu sessions, "
            "trace %016llx\n",
            (unsigned long long)seed, (unsigned long long)sim_now.ops,
            (unsigned long long)sim_now.verified, (unsigned long long)sim_now.wrong,
            (unsigned long long)sim_now.late, (unsigned long long)sim_now.restarts,
            (unsigned long long)sim_now.durable, config.gpus, (unsigned long long)sim_now.losses,
-           (unsigned long long)sim_now.world.trace);
+           (unsigned long long)sim_now.gpu_sessions, (unsigned long long)sim_now.world.trace);
     CHECK(sim_now.wrong == 0 && sim_now.verified > 0 && sim_now.restarts > 0);
     world_copies_free(&sim_now.copies);
     world_deinit(&sim_now.world);

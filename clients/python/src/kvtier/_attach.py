@@ -2,6 +2,9 @@
 
     lend regions -> OpenNamespace -> Attach -> attached -> notices ... -> the stream ends -> again
 
+A session whose memory is on a GPU that the daemon lost ends itself when it hears so, and comes back
+with regions that are registered anew.
+
 After a failure it waits 0.1 s, then twice as long each time up to 5 s, give or take a quarter so
 that the engines of a node do not come at once. It ends when the session is closed and none of its
 operations is unfinished: as long as there is one, somebody has to ask the daemon about it.
@@ -160,14 +163,18 @@ class Attacher:
         late = threading.Timer(_STEP_TIMEOUT_S, stream.cancel)
         late.daemon = True
         late.start()
+        why = "the session is closed"
         try:
             for event in stream:
                 if event.WhichOneof("event") == "attached":
                     late.cancel()
                     self._on_attached(event.attached, namespace, process)
+                elif event.notice.kind == pb.Notice.REGIONS_LOST:
+                    why = "the daemon lost the GPU of the session's memory: attaching again"
+                    hangup.set()
                 else:
                     self._session.on_notice(event.notice)
-            return errors.NotAttached("the session is closed")
+            return errors.NotAttached(why)
         except grpc.RpcError as error:
             if stream.code() == grpc.StatusCode.CANCELLED and not self._is_stopping.is_set():
                 return errors.DeadlineExceeded("the daemon did not answer Attach in time")

@@ -137,7 +137,9 @@ def _reach(path: str) -> Iterator[Finding]:
         return
     if not os.access(path, os.R_OK | os.W_OK):
         yield Finding(
-            "bad", "socket", f"this user may not use {path} (mode {mode & 0o777:04o})",
+            "bad",
+            "socket",
+            f"this user may not use {path} (mode {mode & 0o777:04o})",
             _access_hint(path),
         )
         return
@@ -163,8 +165,7 @@ def _reach(path: str) -> Iterator[Finding]:
 
 def _access_hint(path: str) -> str:
     return (
-        f"add the user to the group of {path} (usermod -aG kvtierd USER), or set "
-        "server.socket_mode"
+        f"add the user to the group of {path} (usermod -aG kvtierd USER), or set server.socket_mode"
     )
 
 

@@ -90,8 +90,8 @@ class Region:
 
 @dataclass(frozen=True)
 class CudaIpcRegion:
-    """Memory of a GPU by its CUDA IPC handle. For daemons that have an L1 on GPUs; others refuse
-    the attach with INVALID_ARGUMENT."""
+    """Memory of a GPU by its CUDA IPC handle. For daemons whose L1 is on that GPU; others refuse
+    the attach with FAILED_PRECONDITION. It must not be freed before the session has ended."""
 
     handle: builtins.bytes
     offset_bytes: int

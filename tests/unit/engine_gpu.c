@@ -1,0 +1,362 @@
+/* Memory of engines on GPUs: how it is attached and refused, what a loss does to its sessions, and
+ * that nothing is left open whatever happens meanwhile. */
+#include <pthread.h>
+#include <semaphore.h>
+#include <string.h>
+
+#include "tests/common/check.h"
+#include "tests/common/engine_world.h"
+
+#define GPUS 2u
+
+static const struct world_config two_gpus = {.seed = 11,
+                                             .l1_bytes = GPUS * (512u << 10),
+                                             .l2_bytes = 1u << 20,
+                                             .l3_bytes = 2u << 20,
+                                             .delay_ns_max = KVT_NS_PER_MS,
+                                             .ranks = 1,
+                                             .gpus = GPUS};
+
+struct fixture {
+    struct world world;
+    struct client client;
+    struct call call;
+};
+
+static void setup(struct fixture *fix, const struct world_config *config)
+{
+    world_init(&fix->world, config);
+    call_init(&fix->call, &fix->world);
+}
+
+static void attach(struct fixture *fix, uint32_t gpu)
+{
+    client_begin_attach_gpu(&fix->client, &fix->world, &fix->call, 1, true, 0, gpu);
+    call_run(&fix->call);
+    CHECK_CODE(&fix->call.op, KVT_CODE_OK);
+    fix->client.session = fix->call.op.ans.attach.session;
+}
+
+static void teardown(struct fixture *fix)
+{
+    world_settle(&fix->world);
+    world_check(&fix->world);
+    CHECK(fix->world.gpu_regions == 0);
+    call_deinit(&fix->call);
+    world_deinit(&fix->world);
+}
+
+static void store_prompt(struct fixture *fix, uint64_t tag, uint32_t blocks)
+{
+    struct kvt_handle ticket = world_reserve(&fix->call, &fix->client, tag, blocks);
+
+    for (uint32_t i = 0; i < blocks; i++)
+        client_fill(&fix->client, 0, tag, i, i);
+    world_demote(&fix->call, &fix->client, ticket, 0, blocks, 0);
+    call_run(&fix->call);
+    CHECK_CODE(&fix->call.op, KVT_CODE_OK);
+    for (uint32_t i = 0; i < blocks; i++)
+        CHECK(fix->call.op.ans.demote.moves.results[0][i] == KVT_MOVE_DONE);
+}
+
+/* How many of the blocks came. */
+static uint32_t load_prompt(struct fixture *fix, uint64_t tag, uint32_t blocks)
+{
+    uint32_t count = 0;
+
+    for (uint32_t i = 0; i < blocks; i++)
+        client_scribble(&fix->client, 0, i, 0x11);
+    world_promote(&fix->call, &fix->client, KVT_HANDLE_NONE, 0, blocks, 0);
+    fix->call.op.req.promote.prefix = world_prefix(&fix->call, tag, blocks);
+    call_run(&fix->call);
+    CHECK_CODE(&fix->call.op, KVT_CODE_OK);
+    for (uint32_t i = 0; i < blocks; i++) {
+        if (fix->call.op.ans.promote.moves.results[0][i] != KVT_MOVE_DONE)
+            continue;
+        CHECK(client_holds(&fix->client, 0, tag, i, i, 0));
+        count++;
+    }
+    return count;
+}
+
+static uint64_t l1_slots(struct fixture *fix, uint32_t zone)
+{
+    struct kvt_store_stats stats;
+
+    kvt_engine_store_stats(fix->world.engine, &stats);
+    return stats.l1_zones[zone].slab.taken_slots;
+}
+
+/* ---- attaching ---- */
+
+static void test_attach(void)
+{
+    struct fixture fix;
+
+    setup(&fix, &two_gpus);
+    attach(&fix, 1);
+    CHECK(fix.world.gpu_regions == 1);
+    store_prompt(&fix, 0x101, 4);
+    CHECK(l1_slots(&fix, 0) == 0 && l1_slots(&fix, 1) == 4); /* where its engine is */
+    CHECK(load_prompt(&fix, 0x101, 4) == 4);
+    client_detach(&fix.client, &fix.call);
+    client_unmap(&fix.client);
+    teardown(&fix);
+}
+
+static void refuse(struct fixture *fix, int result, enum kvt_code code)
+{
+    struct client client;
+
+    fix->world.gpu_open_result = result;
+    client_begin_attach_gpu(&client, &fix->world, &fix->call, 2, true, 0, 0);
+    call_run(&fix->call);
+    CHECK_CODE(&fix->call.op, code);
+    CHECK(strstr(fix->call.op.message, "regions[0].cuda_ipc") != NULL);
+    CHECK(fix->world.gpu_regions == 0);
+    client_unmap(&client);
+    fix->world.gpu_open_result = 0;
+}
+
+static void test_refusals(void)
+{
+    struct fixture fix;
+
+    setup(&fix, &two_gpus);
+    refuse(&fix, KVT_REGION_E_NO_GPU, KVT_CODE_FAILED_PRECONDITION);
+    CHECK(strstr(fix.call.op.message, "register a memfd (staging) instead") != NULL);
+    refuse(&fix, KVT_REGION_E_LOST, KVT_CODE_UNAVAILABLE);
+    refuse(&fix, KVT_REGION_E_HANDLE, KVT_CODE_INVALID_ARGUMENT);
+    refuse(&fix, KVT_REGION_E_OUTSIDE, KVT_CODE_INVALID_ARGUMENT);
+    refuse(&fix, -ENOMEM, KVT_CODE_RESOURCE_EXHAUSTED);
+    refuse(&fix, -EIO, KVT_CODE_UNAVAILABLE);
+    teardown(&fix);
+}
+
+/* What is refused anyway is not opened; what was opened before a refusal is closed; a scheduler
+ * without a rank may have such memory, too. */
+static void test_bad_requests(void)
+{
+    struct client client;
+    struct fixture fix;
+
+    setup(&fix, &two_gpus);
+    fix.world.gpu_open_result = KVT_REGION_E_HANDLE; /* would be told if it was opened */
+    client_begin_attach_gpu(&client, &fix.world, &fix.call, 1, true, 0, 0);
+    fix.call.op.req.attach.rank = 7;
+    call_run(&fix.call);
+    CHECK_CODE(&fix.call.op, KVT_CODE_INVALID_ARGUMENT);
+    CHECK(strstr(fix.call.op.message, "rank 7") != NULL);
+    client_unmap(&client);
+    fix.world.gpu_open_result = 0;
+    client_begin_attach_gpu(&client, &fix.world, &fix.call, 1, true, 0, 0);
+    ((struct kvt_api_piece *)(uintptr_t)fix.call.op.req.attach.layouts[0].pieces)[0].offset_bytes =
+        UINT64_MAX;
+    call_run(&fix.call);
+    CHECK_CODE(&fix.call.op, KVT_CODE_INVALID_ARGUMENT);
+    CHECK(fix.world.gpu_regions == 0);
+    client_unmap(&client);
+    client_begin_attach_gpu(&client, &fix.world, &fix.call, 1, true, 0, 0);
+    fix.call.op.req.attach.rank = KVT_RANK_NONE;
+    call_run(&fix.call);
+    CHECK_CODE(&fix.call.op, KVT_CODE_OK);
+    client.session = fix.call.op.ans.attach.session;
+    client_detach(&client, &fix.call);
+    client_unmap(&client);
+    teardown(&fix);
+}
+
+static void test_too_large(void)
+{
+    struct world_config config = two_gpus;
+    struct client client;
+    struct fixture fix;
+
+    config.payload_bytes_max = 4095;
+    setup(&fix, &config);
+    client_begin_attach_gpu(&client, &fix.world, &fix.call, 1, true, 0, 0);
+    call_run(&fix.call);
+    CHECK_CODE(&fix.call.op, KVT_CODE_FAILED_PRECONDITION);
+    CHECK(strstr(fix.call.op.message, "tiers.l1.staging") != NULL);
+    client_unmap(&client);
+    /* In host memory it is served, from L2. */
+    client_attach(&fix.client, &fix.world, &fix.call, 1, true, 0);
+    store_prompt(&fix, 0x101, 2);
+    CHECK(l1_slots(&fix, 0) + l1_slots(&fix, 1) == 0);
+    CHECK(load_prompt(&fix, 0x101, 2) == 2);
+    client_detach(&fix.client, &fix.call);
+    client_unmap(&fix.client);
+    teardown(&fix);
+}
+
+/* ---- loss ---- */
+
+/* Its session is told once, its moves answer CLIENT_GONE, and attached again it goes on; what was
+ * below L1 is still there. Sessions on the other GPU notice nothing. */
+static void test_loss(void)
+{
+    struct client other;
+    struct fixture fix;
+
+    setup(&fix, &two_gpus);
+    client_begin_attach_gpu(&other, &fix.world, &fix.call, 2, true, 0, 0);
+    call_run(&fix.call);
+    CHECK_CODE(&fix.call.op, KVT_CODE_OK);
+    other.session = fix.call.op.ans.attach.session;
+    attach(&fix, 1);
+    store_prompt(&fix, 0x101, 4);
+    call_begin(&fix.call, KVT_OP_DEMOTE);
+    fix.call.op.req.demote.session = fix.client.session;
+    fix.call.op.req.demote.prefix = world_prefix(&fix.call, 0x101, 2);
+    fix.call.op.req.demote.is_between_tiers = true;
+    fix.call.op.req.demote.from_tiers = KVT_TIER_BIT_L1;
+    fix.call.op.req.demote.to_tier = KVT_TIER_BIT_L2;
+    call_run(&fix.call);
+    CHECK_CODE(&fix.call.op, KVT_CODE_OK);
+    fake_tier_lose_zone(fix.world.tiers[KVT_TIER_DEVICE], 1);
+    for (uint32_t i = 0; i < 20; i++)
+        world_turn(&fix.world);
+    CHECK(fix.world.notices[KVT_NOTICE_REGIONS_LOST] == 1);
+    CHECK(load_prompt(&fix, 0x101, 4) == 0);
+    CHECK(fix.call.op.ans.promote.moves.results[0][0] == KVT_MOVE_CLIENT_GONE);
+    fake_tier_revive_zone(fix.world.tiers[KVT_TIER_DEVICE], 1);
+    client_detach(&fix.client, &fix.call);
+    client_unmap(&fix.client);
+    attach(&fix, 1);
+    CHECK(load_prompt(&fix, 0x101, 4) == 2);
+    store_prompt(&fix, 0x202, 4);
+    CHECK(load_prompt(&fix, 0x202, 4) == 4);
+    CHECK(fix.world.notices[KVT_NOTICE_REGIONS_LOST] == 1);
+    client_detach(&fix.client, &fix.call);
+    client_unmap(&fix.client);
+    client_detach(&other, &fix.call);
+    client_unmap(&other);
+    teardown(&fix);
+}
+
+/* Between its opening and the answer the GPU is lost: what was opened is gone. */
+static void lose_while_opening(struct world *world)
+{
+    world->is_lost_while_opening = true;
+}
+
+static void test_lost_while_opening(void)
+{
+    struct world_config config = two_gpus;
+    struct client client;
+    struct fixture fix;
+
+    config.before_gpu_open = lose_while_opening;
+    setup(&fix, &config);
+    client_begin_attach_gpu(&client, &fix.world, &fix.call, 1, true, 0, 0);
+    call_run(&fix.call);
+    CHECK_CODE(&fix.call.op, KVT_CODE_UNAVAILABLE);
+    client_unmap(&client);
+    fake_tier_revive_zone(fix.world.tiers[KVT_TIER_DEVICE], 0);
+    teardown(&fix);
+}
+
+/* ---- on the janitor's thread ---- */
+
+static sem_t may_open, is_opening;
+
+static void wait_to_open(struct world *world)
+{
+    (void)world;
+    CHECK(sem_post(&is_opening) == 0);
+    CHECK(sem_wait(&may_open) == 0);
+}
+
+static void *engine_main(void *ctx)
+{
+    kvt_engine_run(ctx);
+    return NULL;
+}
+
+static sem_t is_answered;
+
+static void on_answer(struct kvt_op *op)
+{
+    struct call *call = op->server;
+
+    call->is_busy = false;
+    call->is_done = true;
+    CHECK(sem_post(&is_answered) == 0);
+}
+
+static void submit_attach(struct fixture *fix)
+{
+    client_begin_attach_gpu(&fix->client, &fix->world, &fix->call, 1, true, 0, 0);
+    fix->call.op.done = on_answer;
+    call_submit(&fix->call);
+    CHECK(sem_wait(&is_opening) == 0); /* on the other thread; the engine goes on meanwhile */
+}
+
+static void end_attach(struct fixture *fix, enum kvt_code code)
+{
+    CHECK(sem_post(&may_open) == 0);
+    CHECK(sem_wait(&is_answered) == 0);
+    CHECK_CODE(&fix->call.op, code);
+}
+
+/* Attaches whose memory is being opened: served, cancelled, lost meanwhile, and stopped under. */
+static void test_threads(void)
+{
+    struct world_config config = two_gpus;
+    struct kvt_doorbell doorbell;
+    struct fixture fix;
+    pthread_t thread;
+
+    CHECK(kvt_doorbell_init(&doorbell) == 0);
+    CHECK(sem_init(&may_open, 0, 0) == 0 && sem_init(&is_opening, 0, 0) == 0 &&
+          sem_init(&is_answered, 0, 0) == 0);
+    config.doorbell = &doorbell;
+    config.before_gpu_open = wait_to_open;
+    setup(&fix, &config);
+    CHECK(pthread_create(&thread, NULL, engine_main, fix.world.engine) == 0);
+
+    submit_attach(&fix);
+    end_attach(&fix, KVT_CODE_OK);
+    fix.client.session = fix.call.op.ans.attach.session;
+    call_begin(&fix.call, KVT_OP_DETACH);
+    fix.call.op.req.detach.session = fix.client.session;
+    fix.call.op.done = on_answer;
+    call_submit(&fix.call);
+    CHECK(sem_wait(&is_answered) == 0);
+    CHECK_CODE(&fix.call.op, KVT_CODE_OK);
+    client_unmap(&fix.client);
+
+    submit_attach(&fix);
+    atomic_store(&fix.call.op.is_cancelled, true);
+    fix.world.service.cancel(fix.world.service.ctx, &fix.call.op);
+    end_attach(&fix, KVT_CODE_CANCELLED);
+    client_unmap(&fix.client);
+
+    submit_attach(&fix);
+    fix.world.gpu_open_result = KVT_REGION_E_HANDLE;
+    end_attach(&fix, KVT_CODE_INVALID_ARGUMENT);
+    fix.world.gpu_open_result = 0;
+    client_unmap(&fix.client);
+
+    submit_attach(&fix);
+    kvt_engine_stop(fix.world.engine, 0);
+    end_attach(&fix, KVT_CODE_UNAVAILABLE);
+    CHECK(pthread_join(thread, NULL) == 0);
+    client_unmap(&fix.client);
+    CHECK(fix.world.gpu_regions == 0);
+    call_deinit(&fix.call);
+    world_deinit(&fix.world);
+    kvt_doorbell_deinit(&doorbell);
+}
+
+int main(void)
+{
+    test_attach();
+    test_refusals();
+    test_bad_requests();
+    test_too_large();
+    test_loss();
+    test_lost_while_opening();
+    test_threads();
+    return 0;
+}
