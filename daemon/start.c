@@ -138,7 +138,7 @@ static int start_l2(void *ctx)
     };
     struct kvt_daemon *daemon = ctx;
     const struct kvt_config *config = daemon->config;
-    const struct kvt_host_config host = {
+    struct kvt_host_config host = {
         .bytes = kvt_round_up(config->l2.bytes, KVT_HUGE_PAGE_BYTES),
         .pages = pages[config->l2.pages],
         .is_locked_required = config->l2.lock == KVT_CONFIG_LOCK_REQUIRED,
@@ -146,8 +146,10 @@ static int start_l2(void *ctx)
         .doorbell = &daemon->doorbell,
     };
     char size[KVT_SIZE_TEXT_BYTES];
-    int r = kvt_host_open(&daemon->tiers[KVT_TIER_HOST], &host);
+    int r;
 
+    host.numa_nodes_count = kvt_start_l1_numa_nodes(daemon, host.numa_nodes);
+    r = kvt_host_open(&daemon->tiers[KVT_TIER_HOST], &host);
     kvt_size_format_short(host.bytes, size);
     if (r == 0) {
         kvt_log_info("L2: %s, %s", size, daemon->tiers[KVT_TIER_HOST]->detail);

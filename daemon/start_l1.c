@@ -24,7 +24,7 @@ static void format_uuid(const uint8_t uuid[KVT_CUDA_UUID_BYTES], char ret_text[U
                                i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
 }
 
-static struct kvt_device_config device_config(const struct kvt_daemon *daemon)
+static struct kvt_device_config device_config(struct kvt_daemon *daemon)
 {
     const struct kvt_config *config = daemon->config;
     const struct kvt_tier *l2 = daemon->tiers[KVT_TIER_HOST];
@@ -36,10 +36,10 @@ static struct kvt_device_config device_config(const struct kvt_daemon *daemon)
         .backend = is_cuda ? "cuda" : "host",
         .bytes = kvt_round_up(bytes, KVT_HUGE_PAGE_BYTES),
         .pct = is_cuda ? (uint32_t)(config->l1.size.milli_pct / 1000) : 0,
-        .host_memory = kvt_host_memory(l2),
-        .host_memory_bytes = l2->capacity_bytes,
+        .host_memory = l2 == NULL ? NULL : kvt_host_memory(l2),
+        .host_memory_bytes = l2 == NULL ? 0 : l2->capacity_bytes,
         .inflight_max = INFLIGHT_MAX,
-        .doorbell = &((struct kvt_daemon *)daemon)->doorbell,
+        .doorbell = &daemon->doorbell,
         .gpus = config->l1.gpus,
         .headroom_bytes = config->l1.headroom_bytes,
         .staging_bytes = kvt_round_up(config->l1.staging_bytes, KVT_HUGE_PAGE_BYTES),
@@ -91,6 +91,16 @@ static int fail(struct kvt_daemon *daemon, enum kvt_exit how, int r)
 {
     daemon->exit = how;
     return kvt_trace(r);
+}
+
+uint32_t kvt_start_l1_numa_nodes(struct kvt_daemon *daemon, int ret_nodes[KVT_ZONES_MAX])
+{
+    struct kvt_device_config device;
+
+    if (daemon->config->l1.backend != KVT_CONFIG_L1_CUDA)
+        return 0;
+    device = device_config(daemon);
+    return kvt_device_numa_nodes(&device, ret_nodes);
 }
 
 int kvt_start_l1(void *ctx)

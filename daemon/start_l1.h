@@ -15,6 +15,8 @@ struct kvt_daemon_l1 {
     struct kvt_device_report report; /* what was found; of backend none: nothing */
 };
 
+/* Before there is an L2: the nodes that its memory is to be near to, for the GPUs. 0: anywhere. */
+uint32_t kvt_start_l1_numa_nodes(struct kvt_daemon *daemon, int ret_nodes[KVT_ZONES_MAX]);
 int kvt_start_l1(void *ctx); /* steps: see daemon/base/steps.h */
 void kvt_undo_l1(void *ctx);
 /* What the engine tells of it in Stats. */

@@ -46,6 +46,13 @@ int kvt_device_open(struct kvt_tier **ret_tier, const struct kvt_device_config *
     return fake.result;
 }
 
+uint32_t kvt_device_numa_nodes(const struct kvt_device_config *config, int ret_nodes[KVT_ZONES_MAX])
+{
+    fake.given = *config;
+    ret_nodes[0] = 3;
+    return 1;
+}
+
 bool kvt_device_gpu(const struct kvt_tier *tier, uint32_t idx, struct kvt_device_gpu *ret_gpu)
 {
     if (tier != &fake_tier || idx >= fake.gpus_count)
@@ -183,6 +190,28 @@ static void test_configuration_is_handed_on(void **state)
     kvt_undo_l1(&daemon);
 }
 
+/* L2 is made near to the GPUs, before there is an L2 or an L1. */
+static void test_numa_nodes(void **state)
+{
+    static const struct kvt_config_report report = {.problem = ignore};
+    static struct kvt_config config;
+    struct kvt_daemon daemon = {.config = &config};
+    int nodes[KVT_ZONES_MAX] = {0};
+
+    (void)state;
+    kvt_config_init(&config);
+    assert_int_equal(kvt_start_l1_numa_nodes(&daemon, nodes), 0);
+    assert_int_equal(kvt_config_set(&config, "tiers.l1.backend=host", &report), 0);
+    assert_int_equal(kvt_start_l1_numa_nodes(&daemon, nodes), 0);
+    assert_int_equal(kvt_config_set(&config, "tiers.l1.backend=cuda", &report), 0);
+    assert_int_equal(kvt_config_set(&config, "tiers.l1.gpus=2", &report), 0);
+    assert_int_equal(kvt_start_l1_numa_nodes(&daemon, nodes), 1);
+    assert_int_equal(nodes[0], 3);
+    assert_string_equal(fake.given.backend, "cuda");
+    assert_string_equal(fake.given.gpus, "2");
+    assert_null(fake.given.host_memory);
+}
+
 /* One line of each GPU, used or refused. */
 static void test_lines(void **state)
 {
@@ -225,6 +254,7 @@ int main(void)
         cmocka_unit_test_setup(test_off, reset),
         cmocka_unit_test_setup(test_failures, reset),
         cmocka_unit_test_setup(test_configuration_is_handed_on, reset),
+        cmocka_unit_test_setup(test_numa_nodes, reset),
         cmocka_unit_test_setup(test_lines, reset),
     };
 
