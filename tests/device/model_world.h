@@ -64,7 +64,9 @@ struct world_options {
     enum kvt_fake_cuda_call fail_call;
     uint64_t fail_nth; /* 0: none */
     int fail_error;
-    bool is_error_expected; /* a call is made to fail: transfers may end with -errno */
+    bool is_damage_expected; /* slots may be bad, and hold what the model does not know */
+    bool is_error_expected;  /* so transfers may end with -errno */
+    bool is_sticky_expected; /* so there may be a context that only a reset frees */
 };
 
 struct world {
@@ -80,6 +82,8 @@ struct world {
     struct world_place places[WORLD_PLACES];
     struct world_op ops[WORLD_INFLIGHT];
     uint32_t inflight, incarnation;
+    bool is_client_freed; /* the first client freed its memory: it is not opened again */
+    bool has_failed;      /* after close: the planned failure has happened */
     uint64_t submitted, reaped, done, lost, late, failed, bad, clients_gone;
 };
 
@@ -110,4 +114,5 @@ void world_run(struct world *world, uint32_t count);
  * place to place, waited for; its status. */
 struct world_place *world_slot(struct world *world, enum kvt_place_kind kind, uint32_t idx);
 struct world_place *world_group(struct world *world, uint32_t client, uint32_t idx);
+bool world_submit_pair(struct world *world, struct world_place *src, struct world_place *dst);
 int world_move(struct world *world, struct world_place *src, struct world_place *dst);

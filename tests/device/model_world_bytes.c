@@ -150,6 +150,7 @@ static bool next_part(const struct world_client *client, uint32_t group, struct 
 void world_scribble(struct world *world, struct world_place *place)
 {
     uint64_t value = world_random(world, UINT64_MAX) | 1;
+    uint8_t *bytes;
 
     if (place->kind == KVT_PLACE_CLIENT) {
         struct world_client *client = &world->clients[place->client];
@@ -169,8 +170,9 @@ void world_scribble(struct world *world, struct world_place *place)
     place->is_full = false;
     for (uint32_t i = 0; i < WORLD_SLOT_BYTES / 8; i++)
         memcpy(place->shadow + 8 * i, &(uint64_t){value * (i + 1)}, 8);
-    if (world_bytes(world, place) != NULL)
-        memcpy(world_bytes(world, place), place->shadow, WORLD_SLOT_BYTES);
+    bytes = world_bytes(world, place);
+    if (bytes != NULL)
+        memcpy(bytes, place->shadow, WORLD_SLOT_BYTES);
 }
 
 void world_forget(struct world *world, struct world_place *place)
@@ -198,6 +200,8 @@ static void check_same(const struct world *world, const struct world_place *plac
 
 void world_check(const struct world *world, const struct world_place *place, const char *when)
 {
+    const uint8_t *bytes;
+
     if (place->kind == KVT_PLACE_CLIENT) {
         const struct world_client *client = &world->clients[place->client];
         struct part part = {0};
@@ -207,9 +211,9 @@ void world_check(const struct world *world, const struct world_place *place, con
                        part.bytes, when);
         return;
     }
-    if (world_bytes(world, place) == NULL)
-        return;
-    check_same(world, place, world_bytes(world, place), place->shadow, WORLD_SLOT_BYTES, when);
+    bytes = world_bytes(world, place); /* once: a loss may be seen meanwhile */
+    if (bytes != NULL)
+        check_same(world, place, bytes, place->shadow, WORLD_SLOT_BYTES, when);
 }
 
 void world_verify(struct world *world)
