@@ -5,6 +5,10 @@
 
 #include "kernels/kvt_kernels.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 KVT_MUST_USE int kvt_args_copy(const struct kvt_copy_batch *batch);
 KVT_MUST_USE int kvt_args_check(const struct kvt_check_batch *batch);
 KVT_MUST_USE int kvt_args_quant(const struct kvt_quant_batch *batch);
@@ -17,3 +21,7 @@ KVT_MUST_USE int kvt_jobs_quant(const struct kvt_quant_batch *batch);
 
 /* Bytes of the whole pool or payload; the change was found in order. */
 uint64_t kvt_relayout_bytes(const struct kvt_relayout *change);
+
+#ifdef __cplusplus
+}
+#endif

@@ -90,7 +90,7 @@ static int host_check(void *stream, const struct kvt_check_batch *batch)
     return r;
 }
 
-/* Strides in bytes of one order, and which of (layer, page, token, head) a run is of. */
+/* In bytes, of one order. */
 struct strides {
     uint64_t layer, page, token, head;
 };
@@ -124,7 +124,8 @@ static void move_page(const struct kvt_relayout *change, uint32_t layer, uint32_
     const unsigned char *src =
         (const unsigned char *)(uintptr_t)change->src + layer * from.layer + page * from.page;
 
-    if (from.token == to.token) { /* the order within a page of a layer stays as it is */
+    /* Head split alone tears a page of a layer apart. */
+    if (change->from != KVT_LAYOUT_HEAD_SPLIT && change->to != KVT_LAYOUT_HEAD_SPLIT) {
         memcpy(dst, src, (uint64_t)change->tokens * change->heads * change->head_bytes);
         return;
     }

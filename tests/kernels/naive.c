@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/shim_tables.h"
 #include "tests/common/check.h"
 
 uint64_t naive_random(uint64_t *state)
@@ -44,7 +45,9 @@ uint64_t naive_seed(const char *test, uint64_t otherwise)
 uint32_t naive_tables(const struct kvt_kernels *tables[static 4])
 {
     tables[0] = kvt_kernels_host();
-    return 1;
+    for (uint32_t kind = 0; kind < KVT_SHIM_KINDS; kind++)
+        tables[1 + kind] = kvt_kernels_shim((enum kvt_shim_kind)kind);
+    return 1 + KVT_SHIM_KINDS;
 }
 
 /* The formula of kvt_kernels.h once more, for one word. */
