@@ -680,6 +680,9 @@ bool eng_error_stats(struct kvt_op *op, const struct kvt_tier_counters *from,
 /* L1, and its GPUs; then the same as counters, behind the others: at most so many. */
 bool eng_l1_stats(const struct kvt_engine *engine, struct kvt_op *op,
                   const struct kvt_store_stats *store);
+/* What is wrong with it, behind @before; "" nothing. Bytes that were written. */
+size_t eng_l1_describe(const struct kvt_engine *engine, const char *before, char *ret_text,
+                       size_t size);
 uint32_t eng_gpu_counters_max(const struct kvt_ans_stats *ans);
 bool eng_gpu_counters(struct kvt_op *op, struct kvt_api_counter *at, uint32_t *count);
 bool eng_device_stats(const struct kvt_engine *engine, struct kvt_op *op,

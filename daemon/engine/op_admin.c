@@ -229,6 +229,7 @@ void eng_op_health(struct kvt_engine *engine, struct kvt_op *op)
     if (text == NULL)
         return;
     bytes = describe_zones(engine, text, size);
+    bytes += eng_l1_describe(engine, bytes > 0 ? ", " : "", text + bytes, size - bytes);
     for (uint32_t tier = 0; tier < KVT_TIERS_COUNT && bytes < size - 1; tier++) {
         const struct kvt_tier *at = engine->config.store.tiers[tier];
 

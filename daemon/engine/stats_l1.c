@@ -131,6 +131,32 @@ bool eng_l1_stats(const struct kvt_engine *engine, struct kvt_op *op,
     return true;
 }
 
+/* ---- in one line ------------------------------------------------------------------------------
+ */
+
+size_t eng_l1_describe(const struct kvt_engine *engine, const char *before, char *ret_text,
+                       size_t size)
+{
+    static const char *const states[] = {
+        [KVT_GPU_LOST] = "is lost", [KVT_GPU_REFUSED] = "is not used"};
+    const struct kvt_tier *tier = engine->config.store.tiers[KVT_TIER_DEVICE];
+    const struct kvt_device_report *report = engine->config.l1.report;
+    struct kvt_device_gpu gpu;
+    size_t bytes = 0;
+
+    ret_text[0] = '\0';
+    if (report != NULL && report->why[0] != '\0')
+        bytes += (size_t)snprintf(ret_text, size, "%sL1 is off: %s", before, report->why);
+    for (uint32_t i = 0; i < KVT_API_GPUS_MAX && kvt_device_gpu(tier, i, &gpu); i++) {
+        if (gpu.state == KVT_GPU_OK || bytes >= size)
+            continue;
+        bytes += (size_t)snprintf(ret_text + bytes, size - bytes, "%sGPU %d %s %s: %s",
+                                  bytes > 0 ? ", " : before, gpu.index, gpu.info.name,
+                                  states[gpu.state], gpu.why);
+    }
+    return KVT_MIN(bytes, size - 1);
+}
+
 /* ---- the same as counters, with a label -------------------------------------------------------
  */
 

@@ -22,8 +22,7 @@ bool __wrap_kvt_device_gpu(const struct kvt_tier *tier, uint32_t idx,
 bool __wrap_kvt_device_gpu(const struct kvt_tier *tier, uint32_t idx,
                            struct kvt_device_gpu *ret_gpu)
 {
-    CHECK(tier != NULL);
-    if (idx >= gpus_count)
+    if (tier == NULL || idx >= gpus_count)
         return false;
     *ret_gpu = gpus[idx % KVT_COUNT_OF(gpus)];
     return true;
@@ -158,6 +157,48 @@ static void test_gpus(struct world *world, struct call *call)
     CHECK(counter(stats, "gpu_losses", "gpu=1") == UINT64_MAX); /* refused */
 }
 
+static void test_health(struct call *call)
+{
+    call_begin(call, KVT_OP_HEALTH);
+    call_run(call);
+    CHECK(call->op.ans.health.is_serving);
+    CHECK(is(call->op.ans.health.degraded,
+             "GPU 3 NVIDIA H200 is lost: ECC, GPU 1 NVIDIA T4 is not used: sm_75 is too old"));
+    gpus_count = 1;
+    call_begin(call, KVT_OP_HEALTH);
+    call_run(call);
+    CHECK(is(call->op.ans.health.degraded, ""));
+    gpus_count = GPUS + 1;
+}
+
+/* L1 is to be on GPUs, and there is none. */
+static void test_off(void)
+{
+    static const struct kvt_device_report report = {.why = "no NVIDIA driver"};
+    const struct world_config config = {.seed = 1,
+                                        .l2_bytes = 1u << 20,
+                                        .index_bytes = 8u << 20,
+                                        .delay_ns_max = 1000,
+                                        .ranks = 1,
+                                        .l1 = {.backend = "cuda", .report = &report}};
+    const struct kvt_ans_stats *stats;
+    struct world world;
+    struct call call;
+
+    gpus_count = 0;
+    world_init(&world, &config);
+    call_init(&call, &world);
+    stats = ask(&call);
+    CHECK(is(stats->l1.why, "no NVIDIA driver") && stats->gpus_count == 0);
+    CHECK(stats->tiers[KVT_TIER_DEVICE].health == KVT_TIER_HEALTH_OFF);
+    call_begin(&call, KVT_OP_HEALTH);
+    call_run(&call);
+    CHECK(is(call.op.ans.health.degraded, "L1 is off: no NVIDIA driver"));
+    call_deinit(&call);
+    world_settle(&world);
+    world_deinit(&world);
+}
+
 /* As many as can be, and more than that: no list overflows, and nothing else is lost. Then none. */
 static void test_many(struct call *call)
 {
@@ -196,9 +237,11 @@ int main(void)
     world_init(&world, &config);
     call_init(&call, &world);
     test_gpus(&world, &call);
+    test_health(&call);
     test_many(&call);
     call_deinit(&call);
     world_settle(&world);
     world_deinit(&world);
+    test_off();
     return 0;
 }

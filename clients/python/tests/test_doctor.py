@@ -115,6 +115,13 @@ def test_what_is_degraded_is_said() -> None:
         ],
         engines=[pb.EngineStats(name="vllm", sessions=2, lookup_tokens=10, hit_tokens=9)],
     )
+    stats.l1.why = "no NVIDIA driver"
+    stats.gpus.add(index=0, name="NVIDIA H200")
+    stats.gpus.add(index=3, name="NVIDIA T4", state=2, why="sm_75 is too old")
+    assert [finding.text for finding in doctor._gpus(stats)] == [
+        "off: no NVIDIA driver",
+        "GPU 3 NVIDIA T4 is not used: sm_75 is too old",
+    ]
     tiers = list(doctor._tiers(stats))
     assert [finding.level for finding in tiers] == ["warn", "warn"]
     assert "all devices are away" in tiers[1].text

@@ -25,6 +25,15 @@ def _stats(socket: str) -> int:
                 f"L{tier.tier}: {tier.used_bytes} of {tier.capacity_bytes} bytes, "
                 f"{tier.copies} copies, {tier.hit_tokens} hit tokens"
             )
+    if stats.l1.why:
+        print(f"L1 is off: {stats.l1.why}")
+    states = ("ok", "lost", "not used")
+    for gpu in stats.gpus:
+        state = states[gpu.state] if gpu.state < len(states) else "unknown"
+        print(
+            f"GPU {gpu.index} {gpu.name}: {state}{': ' if gpu.why else ''}{gpu.why}, "
+            f"{gpu.used_bytes} of {gpu.arena_bytes} bytes"
+        )
     for space in stats.namespaces:
         rate = space.hit_tokens / space.lookup_tokens if space.lookup_tokens else 0.0
         print(

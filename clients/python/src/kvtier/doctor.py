@@ -51,6 +51,7 @@ _SPEC = ModelSpec(
 _NEARLY_FULL = 0.97
 _TIER_OUT, _TIER_OFF = 1, 2
 _DEVICE_STATES = {1: "is out of service (its blocks are kept)", 2: "was lost"}
+_GPU_STATES = {1: "is lost", 2: "is not used"}
 _INDEX_STATES = {0: "is being loaded", 1: "is being rebuilt", 3: "was lost"}
 
 
@@ -82,6 +83,7 @@ def examine(socket: str, admin_socket: str) -> Iterator[Finding]:
         yield _serving(client)
         yield _version_there(stats)
         yield from _tiers(stats)
+        yield from _gpus(stats)
         yield from _devices(stats)
         yield _index(stats)
         yield _engines(stats)
@@ -230,6 +232,17 @@ def _tiers(stats: Any) -> Iterator[Finding]:
             yield Finding("warn", name, f"{text}, {tier.errors} errors", "kvtier-ctl stats")
         else:
             yield Finding("ok", name, text)
+
+
+def _gpus(stats: Any) -> Iterator[Finding]:
+    """L1 that is to be on GPUs, where something keeps it from that; nothing otherwise."""
+    remedy = "kvtier-ctl doctor on the node says what to do; L2 and L3 serve"
+    if stats.l1.why:
+        yield Finding("warn", "L1", f"off: {stats.l1.why}", remedy)
+    for gpu in stats.gpus:
+        if gpu.state in _GPU_STATES:
+            text = f"GPU {gpu.index} {gpu.name} {_GPU_STATES[gpu.state]}: {gpu.why}"
+            yield Finding("warn", "GPU", text, remedy)
 
 
 def _devices(stats: Any) -> Iterator[Finding]:
