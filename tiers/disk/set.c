@@ -8,6 +8,7 @@
 #include "tiers/disk/loop.h"
 #include "tiers/disk/super.h"
 #include "tiers/worker.h"
+#include "tiers/zones.h"
 
 #define RUN_MAX 64u /* neighbours in a batch for one device go to it in one call */
 
@@ -54,16 +55,6 @@ static struct kvt_place *place_on_disk(struct kvt_xfer *xfer)
 static bool is_write(const struct kvt_xfer *xfer)
 {
     return !(xfer->flags & KVT_XFER_FLUSH) && xfer->src.kind != KVT_PLACE_DISK;
-}
-
-static uint32_t zone_of(const struct disk_set *set, uint64_t offset_bytes)
-{
-    uint32_t zone = 0;
-
-    KVT_ASSERT(offset_bytes < set->tier.capacity_bytes);
-    while (offset_bytes - set->tier.zones[zone].base_bytes >= set->tier.zones[zone].bytes)
-        zone++;
-    return zone;
 }
 
 /* Every device has room for all that the set takes. */
@@ -158,7 +149,7 @@ static uint32_t submit_run(struct disk_set *set, struct kvt_xfer *const xfers[],
 
     if ((xfers[0]->flags & KVT_XFER_FLUSH) && xfers[0]->dst.kind != KVT_PLACE_DISK)
         return flush_all(set, xfers[0]) ? 1 : 0;
-    zone = zone_of(set, place_on_disk(xfers[0])->offset_bytes);
+    zone = kvt_zone_of(&set->tier, place_on_disk(xfers[0])->offset_bytes);
     while (run < KVT_MIN(count, RUN_MAX)) {
         const struct kvt_tier_zone *at = &set->tier.zones[zone];
         struct kvt_place *place = place_on_disk(xfers[run]);
@@ -242,45 +233,6 @@ static uint32_t reap_from(struct disk_set *set, uint32_t zone, struct kvt_xfer *
     return count;
 }
 
-/* Readers of a sum see it before or after, never half of it. */
-static void counters_sum(struct kvt_tier *tier)
-{
-    static const size_t fields[] = {
-        offsetof(struct kvt_tier_counters, reads),
-        offsetof(struct kvt_tier_counters, writes),
-        offsetof(struct kvt_tier_counters, flushes),
-        offsetof(struct kvt_tier_counters, read_bytes),
-        offsetof(struct kvt_tier_counters, written_bytes),
-        offsetof(struct kvt_tier_counters, errors_io),
-        offsetof(struct kvt_tier_counters, errors_bad_slot[0]),
-        offsetof(struct kvt_tier_counters, errors_bad_slot[1]),
-        offsetof(struct kvt_tier_counters, errors_bad_slot[2]),
-        offsetof(struct kvt_tier_counters, errors_bad_slot[3]),
-        offsetof(struct kvt_tier_counters, errors_bad_slot[4]),
-        offsetof(struct kvt_tier_counters, errors_bad_slot[5]),
-        offsetof(struct kvt_tier_counters, errors_client_gone),
-        offsetof(struct kvt_tier_counters, errors_late),
-        offsetof(struct kvt_tier_counters, errors_short),
-        offsetof(struct kvt_tier_counters, errors_no_space),
-        offsetof(struct kvt_tier_counters, outages),
-        offsetof(struct kvt_tier_counters, busy_ns),
-    };
-
-    static_assert(KVT_COUNT_OF(fields) * sizeof(uint64_t) ==
-                      offsetof(struct kvt_tier_counters, health),
-                  "every counter is summed");
-    for (size_t f = 0; f < KVT_COUNT_OF(fields); f++) {
-        uint64_t sum = 0;
-
-        for (uint32_t i = 0; i < tier->zones_count; i++)
-            sum += atomic_load_explicit(
-                (_Atomic uint64_t *)((uint8_t *)tier->zones[i].counters + fields[f]),
-                memory_order_relaxed);
-        atomic_store_explicit((_Atomic uint64_t *)((uint8_t *)&tier->counters + fields[f]), sum,
-                              memory_order_relaxed);
-    }
-}
-
 /* A share for each device first, then what room is left, beginning with another one each time. */
 static uint32_t set_reap(struct kvt_tier *tier, struct kvt_xfer *ret_xfers[], uint32_t max)
 {
@@ -296,7 +248,7 @@ static uint32_t set_reap(struct kvt_tier *tier, struct kvt_xfer *ret_xfers[], ui
     set->reap_first = (set->reap_first + 1) % set->members_count;
     atomic_store_explicit(&tier->counters.health, kvt_tier_health(tier), memory_order_relaxed);
     if (count > 0)
-        counters_sum(tier);
+        kvt_zones_sum(tier);
     KVT_ASSERT(count <= set->outstanding);
     set->outstanding -= count;
     return count;
@@ -343,6 +295,7 @@ static void zone_fill(struct kvt_tier *tier, uint32_t idx, const char *path, uin
     zone->base_bytes = idx == 0 ? 0 : tier->zones[idx - 1].base_bytes + tier->zones[idx - 1].bytes;
     zone->bytes = bytes;
     zone->counters = counters;
+    zone->numa_node = -1;
     memcpy(zone->name, path + skipped, length - skipped);
     tier->zones_count++;
 }
