@@ -1,6 +1,7 @@
+/* The choice of the backend. What only GPUs have is in member.c and region.c: of a tier of another
+ * backend they know nothing. */
 #include "tiers/device/device.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "tiers/device/backend.h"
@@ -17,8 +18,7 @@ int kvt_device_open(struct kvt_tier **ret_tier, const struct kvt_device_config *
                                                    : kvt_device_host_open(ret_tier, config);
     if (strcmp(config->backend, "cuda") != 0)
         return kvt_trace(-EINVAL);
-    (void)snprintf(ret_report->why, sizeof(ret_report->why), "this build has no CUDA");
-    return KVT_DEVICE_E_NONE;
+    return kvt_device_cuda_open(ret_tier, config, ret_report);
 }
 
 uint32_t kvt_device_numa_nodes(const struct kvt_device_config *config, int ret_nodes[KVT_ZONES_MAX])
@@ -26,13 +26,4 @@ uint32_t kvt_device_numa_nodes(const struct kvt_device_config *config, int ret_n
     if (strcmp(config->backend, "cuda") != 0)
         return 0;
     return kvt_probe_numa_nodes(kvt_cuda_calls(), config, ret_nodes);
-}
-
-/* No tier of this build has a GPU yet: what kvt_device_open makes is of another backend. */
-bool kvt_device_gpu(const struct kvt_tier *tier, uint32_t idx, struct kvt_device_gpu *ret_gpu)
-{
-    (void)tier;
-    (void)idx;
-    (void)ret_gpu;
-    return false;
 }

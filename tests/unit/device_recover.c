@@ -1,0 +1,290 @@
+/* A GPU that is lost and taken back: by which steps, after which waits, what is said meanwhile, and
+ * that neither the engine nor the end of the daemon waits for a driver that hangs. */
+#include <semaphore.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/clock.h"
+#include "tests/common/cmocka.h"
+#include "tests/common/set_world.h"
+
+static void fill(uint8_t *memory, uint32_t block, uint8_t salt)
+{
+    uint8_t *at = memory + (uint64_t)block * SET_WORLD_PAYLOAD_BYTES;
+
+    for (uint32_t i = 0; i < SET_WORLD_PAYLOAD_BYTES; i++)
+        at[i] = (uint8_t)(salt + block * 3 + i * 7 + i / 253);
+}
+
+static int store(struct set_world *world, uint32_t device, uint32_t zone)
+{
+    struct kvt_xfer xfer = set_world_xfer(world, 7);
+
+    fill(world->pools[device].memory, 3, 77);
+    xfer.src = set_world_pool(world, device, 3);
+    xfer.dst = set_world_slot(world, zone, 2);
+    return set_world_run(world, &xfer);
+}
+
+static int load(struct set_world *world, uint32_t device, struct kvt_place slot)
+{
+    struct kvt_xfer xfer = set_world_xfer(world, 7);
+
+    xfer.src = slot;
+    xfer.dst = set_world_pool(world, device, 4);
+    return set_world_run(world, &xfer);
+}
+
+static void test_lost_and_taken_back(void **state)
+{
+    struct set_world *world = set_world_new(2);
+    struct kvt_device_export before, after;
+    struct kvt_device_gpu gpu;
+    struct kvt_place slot;
+    struct kvt_fake_cuda_open open;
+
+    (void)state;
+    world->config.is_export_allowed = true;
+    world->config.retry_min_ns = world->config.retry_max_ns = 300 * KVT_NS_PER_MS;
+    assert_int_equal(set_world_open(world), 0);
+    set_world_attach(world, 0);
+    set_world_attach(world, 1);
+    assert_int_equal(store(world, 0, 0), KVT_XFER_DONE);
+    slot = set_world_slot(world, 0, 2);
+    assert_true(kvt_device_export(world->tier, 0, &before));
+    kvt_fake_cuda_lose(0, KVT_CUDA_ILLEGAL_ADDRESS);
+    assert_int_equal(load(world, 0, slot), KVT_XFER_OUT_OF_SERVICE);
+    assert_int_equal(atomic_load(&world->tier->zones[0].counters->health), KVT_TIER_HEALTH_OUT);
+    assert_int_equal(atomic_load(&world->tier->zones[0].counters->incarnation), 1);
+    assert_false(kvt_device_export(world->tier, 0, &after));
+    /* The other one works on, with L2, too: that stays pinned, or is again. */
+    assert_int_equal(store(world, 1, 1), KVT_XFER_DONE);
+    set_world_await(world, 0, 1);
+    gpu = set_world_gpu(world, 0);
+    assert_int_equal(gpu.state, KVT_GPU_OK);
+    assert_string_equal(gpu.why, "");
+    assert_int_equal(gpu.lost_ns, 0);
+    assert_int_equal(atomic_load(&gpu.counters->losses), 1);
+    assert_int_equal(atomic_load(&gpu.counters->revivals), 1);
+    assert_true(kvt_device_export(world->tier, 0, &after));
+    assert_int_equal(after.incarnation, 1);
+    assert_memory_not_equal(after.handle, before.handle, sizeof(after.handle));
+    /* What it had is lost, and an engine that does not know that gets nothing. */
+    assert_int_equal(load(world, 1, slot), KVT_XFER_OUT_OF_SERVICE);
+    assert_int_equal(store(world, 0, 0), KVT_XFER_CLIENT_GONE);
+    set_world_attach(world, 0);
+    assert_int_equal(store(world, 0, 0), KVT_XFER_DONE);
+    assert_int_equal(load(world, 0, set_world_slot(world, 0, 2)), KVT_XFER_DONE);
+    assert_memory_equal(world->pools[0].memory + 4 * SET_WORLD_PAYLOAD_BYTES,
+                        world->pools[0].memory + 3 * SET_WORLD_PAYLOAD_BYTES,
+                        SET_WORLD_PAYLOAD_BYTES);
+    kvt_fake_cuda_count(&open);
+    assert_int_equal(open.registered, 1);
+    set_world_free(world);
+}
+
+static bool is_failing(struct set_world *world)
+{
+    struct kvt_device_gpu gpu = set_world_gpu(world, 0);
+    uint32_t attempt = 0;
+
+    return sscanf(gpu.why, "lost; attempt %u failed: reset: ", &attempt) == 1 && attempt >= 3;
+}
+
+/* A reset that does not help: the words say what does. */
+static void test_reset_does_not_help(void **state)
+{
+    struct set_world *world = set_world_new(1);
+    struct kvt_device_gpu gpu;
+
+    (void)state;
+    assert_int_equal(set_world_open(world), 0);
+    set_world_attach(world, 0);
+    kvt_fake_cuda_set_reset_works(0, false);
+    kvt_fake_cuda_lose(0, KVT_CUDA_ECC);
+    assert_int_equal(store(world, 0, 0), KVT_XFER_OUT_OF_SERVICE);
+    assert_true(set_world_until(world, is_failing));
+    gpu = set_world_gpu(world, 0);
+    assert_int_equal(gpu.state, KVT_GPU_LOST);
+    assert_true(gpu.lost_ns > 0 && gpu.lost_ns <= kvt_clock_mono_ns());
+    assert_non_null(strstr(gpu.why, "(214); restart the daemon to take it back"));
+    assert_int_equal(store(world, 0, 0), KVT_XFER_OUT_OF_SERVICE);
+    kvt_fake_cuda_set_reset_works(0, true);
+    set_world_await(world, 0, 1);
+    set_world_attach(world, 0);
+    assert_int_equal(store(world, 0, 0), KVT_XFER_DONE);
+    set_world_free(world);
+}
+
+static bool is_without_memory(struct set_world *world)
+{
+    return strstr(set_world_gpu(world, 0).why, "attempt 1 failed: making the arena anew: ") != NULL;
+}
+
+/* Memory that somebody else took meanwhile. */
+static void test_no_memory_for_the_arena(void **state)
+{
+    struct set_world *world = set_world_new(1);
+
+    (void)state;
+    world->config.retry_min_ns = 20 * KVT_NS_PER_MS;
+    world->config.retry_max_ns = 100 * KVT_NS_PER_MS;
+    assert_int_equal(set_world_open(world), 0);
+    set_world_attach(world, 0);
+    kvt_fake_cuda_fail(KVT_FAKE_CUDA_ALLOC, 1, KVT_CUDA_NO_MEMORY);
+    kvt_fake_cuda_lose(0, KVT_CUDA_ECC);
+    assert_int_equal(store(world, 0, 0), KVT_XFER_OUT_OF_SERVICE);
+    assert_true(set_world_until(world, is_without_memory));
+    assert_null(strstr(set_world_gpu(world, 0).why, "restart the daemon"));
+    set_world_await(world, 0, 1);
+    set_world_free(world);
+}
+
+/* ---- the waits, stepped by hand -------------------------------------------------------------- */
+
+static struct kvt_device_member *stop_control(struct set_world *world)
+{
+    struct kvt_device_member *member = &set_world_set(world)->members[0];
+
+    kvt_device_control_drop(member); /* its thread; the test cares in its place */
+    assert_int_equal(world->calls.set_device(0), 0);
+    return member;
+}
+
+static void lose_and_park(struct kvt_device_member *member)
+{
+    kvt_gpu_lose(member->gpu, KVT_CUDA_ECC);
+    while (!kvt_gpu_is_parked(member->gpu))
+        continue;
+}
+
+static void start_control(struct kvt_device_member *member)
+{
+    int error;
+
+    atomic_store(&member->control_order, KVT_CONTROL_STARTING);
+    atomic_store(&member->is_over, false);
+    assert_int_equal(kvt_device_control_start(member, &error), 0);
+    kvt_device_control_care(member);
+}
+
+static void test_waits(void **state)
+{
+    struct set_world *world = set_world_new(1);
+    struct kvt_device_member *member;
+    uint64_t now_ns, next_ns, wait_ns = KVT_NS_PER_S;
+
+    (void)state;
+    world->config.retry_min_ns = KVT_NS_PER_S;
+    world->config.retry_max_ns = 10 * KVT_NS_PER_S;
+    assert_int_equal(set_world_open(world), 0);
+    member = stop_control(world);
+    now_ns = kvt_clock_mono_ns();
+    assert_true(kvt_device_care(member, now_ns) > now_ns); /* nothing to do */
+    kvt_fake_cuda_set_reset_works(0, false);
+    kvt_fake_cuda_lose(0, KVT_CUDA_ECC);
+    lose_and_park(member);
+    next_ns = kvt_device_care(member, now_ns);
+    assert_true(next_ns == now_ns + wait_ns);
+    assert_true(kvt_device_care(member, next_ns - 1) == next_ns);
+    assert_int_equal(kvt_fake_cuda_calls_made(KVT_FAKE_CUDA_DEVICE_RESET), 0);
+    /* 2, 4, 8, 10, 10 s after the first. */
+    for (uint32_t i = 1; i <= 6; i++) {
+        uint64_t before_ns = kvt_clock_mono_ns();
+
+        wait_ns = KVT_MIN(2 * wait_ns, 10 * KVT_NS_PER_S);
+        next_ns = kvt_device_care(member, next_ns);
+        assert_int_equal(kvt_fake_cuda_calls_made(KVT_FAKE_CUDA_DEVICE_RESET), i);
+        assert_true(next_ns >= before_ns + wait_ns);
+        assert_true(next_ns <= kvt_clock_mono_ns() + wait_ns);
+    }
+    kvt_fake_cuda_set_reset_works(0, true);
+    (void)kvt_device_care(member, next_ns);
+    assert_true(kvt_device_is_served(member));
+    /* Lost again soon: the wait goes on from where it was. After long: from the start. */
+    lose_and_park(member);
+    now_ns = kvt_clock_mono_ns();
+    next_ns = kvt_device_care(member, now_ns);
+    assert_true(next_ns == now_ns + 10 * KVT_NS_PER_S);
+    (void)kvt_device_care(member, next_ns);
+    assert_true(kvt_device_is_served(member));
+    lose_and_park(member);
+    now_ns = kvt_clock_mono_ns() + 11 * KVT_NS_PER_S;
+    assert_true(kvt_device_care(member, now_ns) == now_ns + KVT_NS_PER_S);
+    start_control(member);
+    set_world_free(world);
+}
+
+/* ---- a driver that hangs --------------------------------------------------------------------- */
+
+static sem_t hang, end;
+static struct kvt_cuda_calls fake;
+
+static int hanging_reset(void)
+{
+    (void)sem_post(&hang);
+    while (sem_wait(&end) != 0)
+        continue;
+    return fake.device_reset();
+}
+
+static void test_a_reset_that_hangs(void **state)
+{
+    struct set_world *world = set_world_new(2);
+    struct kvt_device_memory memory;
+    char why[KVT_DEVICE_WHY_BYTES];
+    struct kvt_device_set *set;
+    struct kvt_region region;
+    uint64_t started_ns;
+
+    (void)state;
+    assert_int_equal(sem_init(&hang, 0, 0), 0);
+    assert_int_equal(sem_init(&end, 0, 0), 0);
+    fake = world->calls;
+    world->calls.device_reset = hanging_reset;
+    world->config.hang_ns = 100 * KVT_NS_PER_MS;
+    assert_int_equal(set_world_open(world), 0);
+    set = set_world_set(world);
+    set_world_attach(world, 0);
+    set_world_attach(world, 1);
+    kvt_fake_cuda_lose(0, KVT_CUDA_ECC);
+    assert_int_equal(store(world, 0, 0), KVT_XFER_OUT_OF_SERVICE);
+    while (sem_wait(&hang) != 0)
+        continue;
+    /* Nobody waits for it: not the engine, not a client that comes or goes, not another GPU. */
+    started_ns = kvt_clock_mono_ns();
+    assert_int_equal(store(world, 0, 0), KVT_XFER_OUT_OF_SERVICE);
+    memory = set_world_memory(world, 0);
+    assert_int_equal(kvt_device_region_open(world->tier, &memory, &region, why), KVT_REGION_E_LOST);
+    set_world_detach(world, 0);
+    assert_int_equal(store(world, 1, 1), KVT_XFER_DONE);
+    set_world_detach(world, 1);
+    assert_true(kvt_clock_mono_ns() - started_ns < 5 * KVT_NS_PER_S);
+    started_ns = kvt_clock_mono_ns();
+    world->tier = kvt_tier_close(world->tier);
+    assert_true(kvt_clock_mono_ns() - started_ns >= 100 * KVT_NS_PER_MS);
+    assert_true(kvt_clock_mono_ns() - started_ns < 5 * KVT_NS_PER_S);
+    /* The set was left to the thread. Here the call comes back after all. */
+    (void)sem_post(&end);
+    while (!atomic_load(&set->members[0].is_over)) {
+        (void)sem_post(&end); /* of what it resets at its end */
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        kvt_doorbell_deinit(&set->members[i].bell);
+        free(set->members[i].handles);
+    }
+    free(set);
+    set_world_free(world);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_lost_and_taken_back),     cmocka_unit_test(test_reset_does_not_help),
+        cmocka_unit_test(test_no_memory_for_the_arena), cmocka_unit_test(test_waits),
+        cmocka_unit_test(test_a_reset_that_hangs),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

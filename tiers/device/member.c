@@ -1,0 +1,107 @@
+/* What all who make calls on a GPU beside its own thread share: the janitor for regions, the
+ * control thread for recovery, the main thread at the start. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "tiers/device/set.h"
+
+bool kvt_device_is_served(const struct kvt_device_member *member)
+{
+    const struct kvt_tier_counters *counters = &member->tier->counters;
+
+    return atomic_load_explicit(&counters->incarnation, memory_order_seq_cst) ==
+               atomic_load_explicit(&member->served, memory_order_seq_cst) &&
+           atomic_load_explicit(&counters->health, memory_order_seq_cst) == KVT_TIER_HEALTH_OK;
+}
+
+bool kvt_device_note_error(struct kvt_device_member *member, int error)
+{
+    uint64_t free_bytes, total_bytes;
+
+    /* Some of those numbers are also the answer to a handle that is no good (a client's, of our
+     * own process): a context that is lost answers every call so. */
+    if (!kvt_cuda_is_sticky(error) ||
+        !kvt_cuda_is_sticky(member->set->calls->memory_info(&free_bytes, &total_bytes)))
+        return false;
+    kvt_gpu_lose(member->gpu, error);
+    kvt_doorbell_ring(&member->bell);
+    return true;
+}
+
+void kvt_device_say(struct kvt_device_member *member, enum kvt_gpu_state state, const char *format,
+                    ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    KVT_ASSERT(pthread_mutex_lock(&member->set->words) == 0);
+    member->about.state = state;
+    (void)vsnprintf(member->about.why, sizeof(member->about.why), format, args);
+    KVT_ASSERT(pthread_mutex_unlock(&member->set->words) == 0);
+    va_end(args);
+}
+
+int kvt_device_pin(struct kvt_device_set *set)
+{
+    int error = set->calls->pin(set->config.host_memory, set->config.host_memory_bytes);
+
+    return error == KVT_CUDA_ALREADY_REGISTERED ? KVT_CUDA_OK : error;
+}
+
+void kvt_device_export_make(struct kvt_device_member *member)
+{
+    struct kvt_device_export made = {
+        .bytes = member->about.arena_bytes,
+        .incarnation = atomic_load_explicit(&member->served, memory_order_seq_cst)};
+    uint64_t arena = kvt_gpu_arena(member->gpu);
+    int error;
+
+    if (!member->set->config.is_export_allowed || !member->about.info.has_ipc || arena == 0)
+        return;
+    memcpy(made.uuid, member->about.info.uuid, sizeof(made.uuid));
+    error = member->set->calls->ipc_export(arena, made.handle);
+    if (error != KVT_CUDA_OK) {
+        (void)kvt_device_note_error(member, error);
+        return;
+    }
+    KVT_ASSERT(pthread_mutex_lock(&member->set->words) == 0);
+    member->exported = made;
+    member->has_export = true;
+    KVT_ASSERT(pthread_mutex_unlock(&member->set->words) == 0);
+}
+
+bool kvt_device_export(const struct kvt_tier *tier, uint32_t zone,
+                       struct kvt_device_export *ret_export)
+{
+    struct kvt_device_set *set = kvt_device_set_of(tier);
+    struct kvt_device_member *member;
+    bool is_there;
+
+    if (set == NULL || zone >= set->members_count)
+        return false;
+    member = &set->members[zone];
+    KVT_ASSERT(pthread_mutex_lock(&set->words) == 0);
+    is_there = member->has_export;
+    if (is_there)
+        *ret_export = member->exported;
+    KVT_ASSERT(pthread_mutex_unlock(&set->words) == 0);
+    return is_there && kvt_device_is_served(member) &&
+           ret_export->incarnation == atomic_load_explicit(&member->served, memory_order_seq_cst);
+}
+
+bool kvt_device_gpu(const struct kvt_tier *tier, uint32_t idx, struct kvt_device_gpu *ret_gpu)
+{
+    struct kvt_device_set *set = kvt_device_set_of(tier);
+
+    if (set == NULL || idx >= set->members_count + set->refused_count)
+        return false;
+    if (idx >= set->members_count) {
+        *ret_gpu = set->refused[idx - set->members_count];
+        return true;
+    }
+    KVT_ASSERT(pthread_mutex_lock(&set->words) == 0);
+    *ret_gpu = set->members[idx].about;
+    KVT_ASSERT(pthread_mutex_unlock(&set->words) == 0);
+    return true;
+}

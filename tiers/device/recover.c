@@ -1,0 +1,238 @@
+/* The control thread of a GPU: sees that it is lost, and takes it back.
+ *
+ * Every call here may hang in a driver that is ill. So it holds up nobody: the engine and the
+ * janitor find the member out of service without asking this thread, and close leaves it behind
+ * after a bounded time. */
+#include <stdio.h>
+#include <time.h>
+
+#include "daemon/base/clock.h"
+#include "tiers/device/set.h"
+#include "tiers/worker.h"
+
+#define LOOK_NS KVT_NS_PER_S             /* a loss that nobody rang for is seen after so long */
+#define PARK_NS (5u * KVT_NS_PER_MS)     /* between looks whether the GPU's thread has parked */
+#define PARK_LONG_NS (5u * KVT_NS_PER_S) /* then something hangs */
+#define START_PAUSE_NS (50u * KVT_NS_PER_US)
+#define BUSY_NS (20u * KVT_NS_PER_MS) /* somebody is in a call on the device */
+
+/* Back at once after a long time in good order; a GPU that is lost again and again waits longer
+ * each time. */
+static void lost(struct kvt_device_member *member, uint64_t now_ns)
+{
+    const struct kvt_device_config *config = &member->set->config;
+    int error =
+        atomic_load_explicit(&kvt_gpu_counters(member->gpu)->last_error, memory_order_relaxed);
+    bool is_again = member->back_ns != 0 && now_ns - member->back_ns < config->retry_max_ns;
+
+    member->is_lost = true;
+    member->attempts = 0;
+    member->wait_ns =
+        is_again ? KVT_MIN(2 * member->wait_ns, config->retry_max_ns) : config->retry_min_ns;
+    member->next_ns = kvt_time_add(now_ns, member->wait_ns);
+    KVT_ASSERT(pthread_mutex_lock(&member->set->words) == 0);
+    member->about.lost_ns = now_ns;
+    member->has_export = false;
+    KVT_ASSERT(pthread_mutex_unlock(&member->set->words) == 0);
+    kvt_device_say(member, KVT_GPU_LOST, "lost: %.48s (%d)", member->set->calls->error_name(error),
+                   error);
+    kvt_doorbell_ring(member->set->config.doorbell);
+}
+
+static void failed(struct kvt_device_member *member, const char *what, int error, uint64_t now_ns)
+{
+    bool is_sticky = kvt_cuda_is_sticky(error);
+
+    member->wait_ns = KVT_MIN(2 * member->wait_ns, member->set->config.retry_max_ns);
+    member->next_ns = kvt_time_add(now_ns, member->wait_ns);
+    kvt_device_say(member, KVT_GPU_LOST, "lost; attempt %u failed: %s: %.40s (%d)%s",
+                   member->attempts, what, member->set->calls->error_name(error), error,
+                   is_sticky ? "; restart the daemon to take it back" : "");
+}
+
+/* L2 may have been pinned in the context that is gone; if not, this changes nothing. Copies of
+ * memory that is not pinned are right, but slow. */
+static void repin(struct kvt_device_member *member)
+{
+    bool is_pinned = member->set->is_pinned && kvt_device_pin(member->set) == KVT_CUDA_OK;
+
+    atomic_store_explicit(&member->has_pin, is_pinned, memory_order_seq_cst);
+}
+
+/* With `calls` held. 0, or CUDA's error and *ret_what, which call it was of. */
+static int take_back(struct kvt_device_member *member, const char **ret_what)
+{
+    const struct kvt_cuda_calls *calls = member->set->calls;
+    uint32_t incarnation =
+        atomic_load_explicit(&member->tier->counters.incarnation, memory_order_seq_cst);
+    int reset_error, error = KVT_CUDA_OK, r;
+
+    /* What engines had open here goes with the context. */
+    member->handles_count = 0;
+    *ret_what = "reset";
+    reset_error = calls->device_reset();
+    if (reset_error == KVT_CUDA_OK) {
+        kvt_gpu_was_reset(member->gpu); /* nothing of the lost context lands any more */
+        reset_error = calls->set_device(member->about.index);
+    }
+    if (reset_error != KVT_CUDA_OK)
+        return reset_error;
+    repin(member);
+    *ret_what = "making the arena anew";
+    r = kvt_gpu_revive(member->gpu, &error);
+    if (r < 0)
+        return error != KVT_CUDA_OK ? error : KVT_CUDA_UNKNOWN;
+    atomic_store_explicit(&member->served, incarnation, memory_order_seq_cst);
+    kvt_device_export_make(member);
+    return KVT_CUDA_OK;
+}
+
+static void attempt(struct kvt_device_member *member, uint64_t now_ns)
+{
+    const char *what = "";
+    int error;
+
+    if (pthread_mutex_trylock(&member->calls) != 0) {
+        member->next_ns = kvt_time_add(now_ns, BUSY_NS);
+        return;
+    }
+    member->attempts++;
+    error = take_back(member, &what);
+    KVT_ASSERT(pthread_mutex_unlock(&member->calls) == 0);
+    now_ns = kvt_clock_mono_ns();
+    if (error != KVT_CUDA_OK) {
+        failed(member, what, error, now_ns);
+        return;
+    }
+    member->is_lost = false;
+    member->back_ns = now_ns;
+    KVT_ASSERT(pthread_mutex_lock(&member->set->words) == 0);
+    member->about.lost_ns = 0;
+    KVT_ASSERT(pthread_mutex_unlock(&member->set->words) == 0);
+    kvt_device_say(member, KVT_GPU_OK, "%s", "");
+    kvt_doorbell_ring(member->set->config.doorbell);
+}
+
+uint64_t kvt_device_care(struct kvt_device_member *member, uint64_t now_ns)
+{
+    bool is_out = atomic_load_explicit(&member->tier->counters.health, memory_order_seq_cst) !=
+                  KVT_TIER_HEALTH_OK;
+
+    if (!member->is_lost && !is_out)
+        return kvt_time_add(now_ns, LOOK_NS);
+    if (!member->is_lost)
+        lost(member, now_ns);
+    if (now_ns < member->next_ns)
+        return member->next_ns;
+    if (!kvt_gpu_is_parked(member->gpu)) {
+        if (now_ns - member->about.lost_ns < PARK_LONG_NS)
+            return kvt_time_add(now_ns, PARK_NS);
+        kvt_device_say(member, KVT_GPU_LOST,
+                       "lost; its thread hangs in a call of the driver: restart the daemon to take "
+                       "it back");
+        return kvt_time_add(now_ns, LOOK_NS);
+    }
+    attempt(member, now_ns);
+    return member->is_lost ? member->next_ns : now_ns;
+}
+
+static bool is_stopping(const struct kvt_device_member *member)
+{
+    return atomic_load_explicit(&member->set->is_stopping, memory_order_seq_cst);
+}
+
+static void unpin(struct kvt_device_set *set)
+{
+    bool has_pin = false;
+
+    for (uint32_t i = 0; i < set->members_count; i++)
+        has_pin |= atomic_load_explicit(&set->members[i].has_pin, memory_order_seq_cst);
+    if (has_pin)
+        (void)set->calls->unpin(set->config.host_memory);
+}
+
+/* What is open on the GPU, the GPU, and with the last of them the pages of L2. Of a context that is
+ * lost nothing can be given back but all at once. */
+static void shut(struct kvt_device_member *member)
+{
+    struct kvt_device_set *set = member->set;
+    bool is_served = kvt_device_is_served(member);
+
+    for (uint32_t i = 0; i < member->handles_count && is_served; i++)
+        (void)set->calls->ipc_close(member->handles[i].address);
+    member->gpu = kvt_gpu_close(member->gpu);
+    if (atomic_fetch_sub_explicit(&set->members_left, 1, memory_order_seq_cst) == 1)
+        unpin(set);
+    if (!is_served)
+        (void)set->calls->device_reset();
+}
+
+static int order_of(const struct kvt_device_member *member)
+{
+    return atomic_load_explicit(&member->control_order, memory_order_seq_cst);
+}
+
+static void order(struct kvt_device_member *member, enum kvt_control_order order)
+{
+    atomic_store_explicit(&member->control_order, (int)order, memory_order_seq_cst);
+    kvt_doorbell_ring(&member->bell);
+}
+
+static void *control_main(void *ctx)
+{
+    struct kvt_device_member *member = ctx;
+
+    member->start_error = member->set->calls->set_device(member->about.index);
+    order(member, KVT_CONTROL_READY);
+    for (;;) {
+        uint64_t now_ns = kvt_clock_mono_ns(), next_ns = KVT_TIME_NEVER_NS;
+        int now_order = order_of(member);
+
+        if (now_order == KVT_CONTROL_ENDING ||
+            (now_order == KVT_CONTROL_CARING && is_stopping(member)))
+            break;
+        if (now_order == KVT_CONTROL_CARING)
+            next_ns = kvt_device_care(member, now_ns);
+        kvt_doorbell_arm(&member->bell);
+        if (is_stopping(member) || next_ns <= now_ns || order_of(member) != now_order)
+            kvt_doorbell_disarm(&member->bell);
+        else
+            kvt_doorbell_wait(&member->bell,
+                              next_ns == KVT_TIME_NEVER_NS ? next_ns : next_ns - now_ns);
+    }
+    if (order_of(member) == KVT_CONTROL_CARING)
+        shut(member);
+    atomic_store_explicit(&member->is_over, true, memory_order_seq_cst);
+    return NULL;
+}
+
+int kvt_device_control_start(struct kvt_device_member *member, int *ret_error)
+{
+    const struct timespec pause = {.tv_nsec = START_PAUSE_NS};
+    char name[16];
+    int r;
+
+    (void)snprintf(name, sizeof(name), "kvt-gpu-ctl%u", member->zone);
+    r = kvt_worker_thread(&member->control, name, control_main, member);
+    if (r < 0)
+        return r;
+    member->is_started = true;
+    while (order_of(member) == KVT_CONTROL_STARTING)
+        (void)nanosleep(&pause, NULL);
+    *ret_error = member->start_error;
+    return 0;
+}
+
+void kvt_device_control_care(struct kvt_device_member *member)
+{
+    order(member, KVT_CONTROL_CARING);
+}
+
+void kvt_device_control_drop(struct kvt_device_member *member)
+{
+    if (!member->is_started)
+        return;
+    order(member, KVT_CONTROL_ENDING);
+    KVT_ASSERT(pthread_join(member->control, NULL) == 0);
+    member->is_started = false;
+}
