@@ -446,7 +446,8 @@ KVT_FN void kvt_quant_gaps(const struct kvt_at *at, const struct kvt_quant_spec 
     const uint64_t codes_end =
         (uint64_t)spec->plane_tokens * spec->heads * spec->head_dim * job->planes_count;
 
-    if (at->block_x != 0 || job->end_plane != job->planes_count || job->planes_count == 0)
+    if (at->block_x != 0 || job->end_plane != job->planes_count ||
+        job->first_plane == job->end_plane)
         return;
     for (uint64_t i = codes_end + at->thread; i < scales; i += at->threads)
         kvt_store1(job->quantised + i, 0);

@@ -166,7 +166,7 @@ static void convert_job(const struct kvt_quant_spec *spec, const struct kvt_quan
             }
         }
     }
-    if (is_encode && job->end_plane == job->planes_count && job->planes_count > 0)
+    if (is_encode && job->end_plane == job->planes_count && job->first_plane < job->end_plane)
         fill_gaps(spec, job, quantised);
 }
 

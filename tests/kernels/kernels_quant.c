@@ -174,8 +174,8 @@ static struct kvt_quant_spec random_spec(uint64_t *state, uint32_t round)
 {
     static const uint32_t dims[] = {1, 3, 8, 16, 20, 64, 128};
 
-    return (struct kvt_quant_spec){.kind = kinds[round % 2],
-                                   .elem = elems[round / 2 % 2],
+    return (struct kvt_quant_spec){.kind = (uint8_t)kinds[round % 2],
+                                   .elem = (uint8_t)elems[round / 2 % 2],
                                    .order = round / 4 % 2 == 0 ? KVT_ORDER_TOKENS_FIRST
                                                                : KVT_ORDER_HEADS_FIRST,
                                    .plane_tokens = 1 + (uint32_t)naive_below(state, 20),
