@@ -1,8 +1,9 @@
 /* Does kvtier-bench see what it is there to see? It runs against a naive cache (a table of payloads
  * behind the real gRPC server) that can be told to flip a byte, to serve another block's bytes, to
  * write beside the blocks it was given or long after it said that it was done, to serve what only
- * one rank has stored, or to leave a block out: all but the last must end in exit status 1, the
- * last must not, and an engine that is killed must change nothing but the hits.
+ * one rank has stored, to keep what is to be quantised as it is, or to leave a block out: all but
+ * the last must end in exit status 1, the last must not, and an engine that is killed must change
+ * nothing but the hits.
  *
  * The cache is one hash table of (chain, component, rank) -> payload; it never evicts; leases and
  * tickets are lists of chains that live until the end. Service thread only. */
@@ -33,6 +34,7 @@ enum lie {
     LIE_BESIDE,   /* writes to the next engine block, too */
     LIE_LATE,     /* writes once more, when the engine has long had the block back */
     LIE_ONE_RANK, /* serves what rank 0 has stored to the others, too */
+    LIE_RAW,      /* quantises nothing */
 };
 
 struct payload {
@@ -65,6 +67,7 @@ struct cache {
     uint64_t promoted; /* every so many are lied about */
     uint32_t components_count, ranks;
     uint64_t block_bytes[KVT_COMPONENTS_MAX];
+    struct kvt_quant_spec quant[KVT_COMPONENTS_MAX];
     struct payload slots[SLOTS];
     struct path paths[PATHS_MAX];
     uint64_t paths_count;
@@ -127,6 +130,7 @@ static void serve_attach(struct kvt_op *op)
 
         to->pieces_count = from->pieces_count;
         to->engine_blocks_per_block = from->engine_blocks_per_block;
+        to->quant = cache.quant[from->component];
         to->pieces = calloc(from->pieces_count, sizeof(to->pieces[0]));
         KVT_ASSERT(to->pieces != NULL);
         for (uint32_t p = 0; p < from->pieces_count; p++)
@@ -248,6 +252,9 @@ static uint8_t promote_one(struct seat *seat, const struct kvt_api_moves *moves,
     struct kvt_client_view view = view_of(seat, moves, i);
     uint64_t chain = path->chains[moves->block_idx[i]];
     bool is_lie = cache.lie != LIE_NONE && ++cache.promoted % 100 == 0;
+    /* Where it is quantised, of the codes. */
+    uint64_t flip_at = cache.promoted % (cache.block_bytes[moves->component] /
+                                         (cache.quant[moves->component].kind == 0 ? 1 : 2));
     uint8_t *bytes;
     int r;
 
@@ -259,10 +266,10 @@ static uint8_t promote_one(struct seat *seat, const struct kvt_api_moves *moves,
     if (bytes == NULL || (is_lie && cache.lie == LIE_LEAVE_OUT))
         return KVT_MOVE_MISS;
     if (is_lie && cache.lie == LIE_FLIP)
-        bytes[cache.promoted % cache.block_bytes[moves->component]] ^= 4;
+        bytes[flip_at] ^= 4;
     r = kvt_client_scatter(&view, bytes);
     if (is_lie && cache.lie == LIE_FLIP)
-        bytes[cache.promoted % cache.block_bytes[moves->component]] ^= 4;
+        bytes[flip_at] ^= 4;
     if (is_lie)
         write_more(seat, moves->component, &view, bytes);
     else if (cache.promoted % 100 == 90)
@@ -337,8 +344,18 @@ static void serve_open(struct kvt_op *op)
     KVT_ASSERT(req->block_tokens == BLOCK_TOKENS);
     cache.components_count = req->components_count;
     cache.ranks = req->ranks;
-    for (uint32_t c = 0; c < req->components_count; c++)
+    for (uint32_t c = 0; c < req->components_count; c++) {
+        const struct kvt_api_quant *quant = &req->components[c].quant;
+
         cache.block_bytes[c] = req->components[c].bytes_per_block;
+        if (cache.lie != LIE_RAW)
+            cache.quant[c] = (struct kvt_quant_spec){.kind = (uint8_t)quant->kind,
+                                                     .elem = (uint8_t)quant->elem,
+                                                     .order = (uint8_t)quant->order,
+                                                     .plane_tokens = quant->plane_tokens,
+                                                     .heads = quant->heads,
+                                                     .head_dim = quant->head_dim};
+    }
     op->ans.open_namespace.ns = (struct kvt_handle){1, 1, 7};
 }
 
@@ -457,6 +474,33 @@ static struct run run_bench(const char *program, const char *arguments, enum lie
     return run;
 }
 
+/* Without and with pages: what comes back right, and what a lie does to it. */
+static void check_quantised(const char *program)
+{
+    static const enum lie bad[] = {LIE_FLIP, LIE_OTHER_BLOCK, LIE_RAW};
+    static const char *const loads[] = {
+        "--quantise fp8_e4m3 --preset hybrid --window 100 --ranks 2",
+        "--quantise int8 --preset mla",
+        "--quantise int8 --paged --concurrency 6 --ranks 2 --layers 2 --preset window --window 100 "
+        "--limit 100 --pool-bytes 1536KiB"};
+
+    for (size_t i = 0; i < KVT_COUNT_OF(loads); i++) {
+        struct run run = run_bench(program, loads[i], LIE_NONE);
+
+        KVT_ASSERT(run.status == 0 && run.wrong_bytes + run.stray_bytes == 0);
+        KVT_ASSERT(run.hit_tokens > 0 && run.verified_blocks > 0 && run.failed_loads == 0);
+        for (size_t lie = 0; lie < KVT_COUNT_OF(bad); lie++) {
+            run = run_bench(program, loads[i], bad[lie]);
+            KVT_ASSERT(run.status == 1 && run.wrong_bytes > 0);
+        }
+    }
+    for (enum lie lie = LIE_BESIDE; lie <= LIE_LATE; lie++) {
+        struct run run = run_bench(program, loads[2], lie);
+
+        KVT_ASSERT(run.status == 1 && run.stray_bytes > 0);
+    }
+}
+
 static const char paged[] = "--paged --concurrency 6 --ranks 2 --layers 2 --preset hybrid "
                             "--window 100 --limit 100 --pool-bytes 1792KiB --late-us 500";
 
@@ -511,6 +555,7 @@ int main(int argc, char **argv)
     run = run_bench(argv[1], "--no-verify", LIE_FLIP);
     KVT_ASSERT(run.status == 0 && run.verified_blocks == 0);
     check_paged_engines(argv[1]);
+    check_quantised(argv[1]);
     kvt_client_library_deinit();
     return 0;
 }

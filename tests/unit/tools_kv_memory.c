@@ -7,6 +7,7 @@
 #include "tools/lib/block_pool.h"
 #include "tools/lib/kv_memory.h"
 #include "tools/lib/oracle.h"
+#include "tools/lib/quant_payload.h"
 
 #define BLOCKS 40u
 
@@ -196,6 +197,86 @@ static void test_single_foreign_bytes_are_seen(void **state)
     kvt_kv_memory_deinit(&memory);
 }
 
+/* ---- quantised components --------------------------------------------------------------------
+ */
+
+static struct kvt_model make_quantised(enum kvt_quant_kind kind)
+{
+    struct kvt_model_options options = kvt_model_defaults();
+    struct kvt_model model;
+    char why[128];
+
+    options.preset = "hybrid";
+    options.quantise = kind;
+    options.bytes_per_token = 10;
+    assert_int_equal(kvt_model_make(&model, &options, why, sizeof(why)), KVT_MODEL_E_BAD);
+    assert_string_equal(why, "to be quantised, bytes a token must be a multiple of 4 x layers");
+    options.bytes_per_token = 512;
+    assert_int_equal(kvt_model_make(&model, &options, why, sizeof(why)), 0);
+    assert_int_equal(kvt_quant_plane_bytes(&model.components[0].quant),
+                     model.components[0].piece_bytes);
+    assert_int_equal(model.components[0].quant.heads, 4);
+    assert_int_equal(model.components[0].quant.head_dim, 8);
+    assert_int_equal(model.components[1].quant.order, KVT_ORDER_HEADS_FIRST);
+    assert_int_equal(model.components[2].quant.kind, KVT_QUANT_NONE);
+    return model;
+}
+
+/* What a daemon does to an engine block on its way in and out. */
+static void convert(const struct kvt_kv_memory *memory, const struct kvt_kv_part *part)
+{
+    const struct kvt_model_component *component = &memory->model->components[part->component];
+
+    for (uint32_t piece = 0; piece < component->pieces_count; piece++)
+        assert_int_equal(kvt_quant_payload_convert(
+                             &component->quant,
+                             memory->bases[part->rank] +
+                                 kvt_kv_memory_piece_offset(memory, part->component, piece) +
+                                 part->id * memory->page_bytes,
+                             component->piece_bytes),
+                         0);
+}
+
+static void test_what_was_quantised_is_right(void **state)
+{
+    (void)state;
+    for (uint32_t kind = KVT_QUANT_FP8_E4M3; kind <= KVT_QUANT_INT8; kind++) {
+        struct kvt_model model = make_quantised((enum kvt_quant_kind)kind);
+        struct kvt_kv_memory memory;
+        uint8_t *page;
+
+        assert_int_equal(kvt_kv_memory_init(&memory, &model, BLOCKS, true), 0);
+        page = memory.bases[0] + 3 * memory.page_bytes;
+        for (uint64_t key = 0; key < 40; key++) {
+            struct kvt_kv_part part = {.component = key % 2, .part = 2, .id = 3, .key = key};
+            struct kvt_kv_part own = part;
+
+            own.may_be_computed = true;
+            kvt_kv_memory_fill(&memory, &part);
+            assert_int_equal(kvt_kv_memory_count_wrong(&memory, &own), 0);
+            /* As it was computed it cannot have come from a daemon. */
+            assert_true(kvt_kv_memory_count_wrong(&memory, &part) > 500);
+            assert_int_equal(kvt_kv_memory_count_stray(&memory, &part), 0);
+            for (uint32_t times = 1; times <= KVT_QUANT_TIMES_MAX + 3; times++) {
+                convert(&memory, &part);
+                assert_int_equal(kvt_kv_memory_count_wrong(&memory, &part), 0);
+                assert_int_equal(kvt_kv_memory_count_wrong(&memory, &own), 0);
+                assert_int_equal(kvt_kv_memory_count_stray(&memory, &part), 0);
+            }
+            page[17] ^= 0x80;
+            assert_int_equal(kvt_kv_memory_count_wrong(&memory, &part), 1);
+            assert_int_equal(kvt_kv_memory_count_wrong(&memory, &own), 1);
+            page[17] ^= 0x80;
+            part.key += 1000;
+            assert_true(kvt_kv_memory_count_wrong(&memory, &part) > 500);
+            part.key -= 1000;
+            part.part = 1;
+            assert_true(kvt_kv_memory_count_wrong(&memory, &part) > 500);
+        }
+        kvt_kv_memory_deinit(&memory);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -205,6 +286,7 @@ int main(void)
         cmocka_unit_test(test_components_share_blocks),
         cmocka_unit_test(test_parts_are_the_payload),
         cmocka_unit_test(test_single_foreign_bytes_are_seen),
+        cmocka_unit_test(test_what_was_quantised_is_right),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

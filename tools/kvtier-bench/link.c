@@ -54,6 +54,16 @@ static int refused(struct bench_link *link, const struct kvt_op *op, const char 
     return -EPROTO;
 }
 
+static struct kvt_api_quant quant_of(const struct kvt_quant_spec *spec)
+{
+    return (struct kvt_api_quant){.kind = spec->kind,
+                                  .elem = spec->elem,
+                                  .order = spec->order,
+                                  .plane_tokens = spec->plane_tokens,
+                                  .heads = spec->heads,
+                                  .head_dim = spec->head_dim};
+}
+
 static int open_namespace(struct bench_link *link)
 {
     const struct kvt_model *model = link->model;
@@ -80,6 +90,7 @@ static int open_namespace(struct bench_link *link)
             .window_tokens = model->components[c].window_tokens,
             .bytes_per_block = model->components[c].block_bytes,
             .is_replicated = model->components[c].is_replicated,
+            .quant = quant_of(&model->components[c].quant),
             .name = bench_text(model->components[c].name),
         };
     req->model = bench_text(link->options->namespace_name);

@@ -21,6 +21,7 @@ enum option_id {
     OPT_STATE_BYTES,
     OPT_WINDOW,
     OPT_RANKS,
+    OPT_QUANTISE,
     OPT_LAYERS,
     OPT_CONCURRENCY,
     OPT_ENGINES,
@@ -63,6 +64,7 @@ static const struct option long_options[] = {
     {"state-bytes", required_argument, NULL, OPT_STATE_BYTES},
     {"window", required_argument, NULL, OPT_WINDOW},
     {"ranks", required_argument, NULL, OPT_RANKS},
+    {"quantise", required_argument, NULL, OPT_QUANTISE},
     {"layers", required_argument, NULL, OPT_LAYERS},
     {"concurrency", required_argument, NULL, OPT_CONCURRENCY},
     {"engines", required_argument, NULL, OPT_ENGINES},
@@ -119,7 +121,9 @@ static const char daemon_text[] =
     "  --state-bytes N          of a state snapshot (default: as a block of attention)\n"
     "  --window N               previous tokens that a token attends to (default 1023)\n"
     "  --ranks N                workers of an engine (default 1)\n"
-    "  --layers N               layers (default 4)\n";
+    "  --layers N               layers (default 4)\n"
+    "  --quantise NAME          keep attention as fp8_e4m3 or int8: elements are FP16, and what\n"
+    "                           comes back is what their codes stand for (default none)\n";
 
 static const char load_text[] =
     "\nThe load\n"
@@ -252,6 +256,10 @@ static int take_model(struct kvt_bench_options *options, int id, const char *nam
         return parse_u32(name, arg, 0, KVT_SHARD_BYTES_MAX, &model->state_bytes);
     case OPT_WINDOW:
         return parse_u32(name, arg, 1, KVT_PREFIX_TOKENS_MAX, &model->window_tokens);
+    case OPT_QUANTISE:
+        return kvt_model_quant_kind(arg, &model->quantise)
+                   ? 0
+                   : bad("is one of none, fp8_e4m3, int8", name, arg);
     case OPT_RANKS:
         return parse_u32(name, arg, 1, KVT_RANKS_MAX, &model->ranks);
     default:

@@ -50,7 +50,12 @@ static struct kvt_kv_part part_of(const struct paged_blocks *blocks,
         block->chain, block->block_idx, block->component,
         kvt_model_shard_rank(blocks->engine->model, block->component, rank)};
 
-    return (struct kvt_kv_part){rank, block->component, block->part, id, kvt_oracle_key(&place)};
+    return (struct kvt_kv_part){.rank = rank,
+                                .component = block->component,
+                                .part = block->part,
+                                .id = id,
+                                .key = kvt_oracle_key(&place),
+                                .may_be_computed = true};
 }
 
 static uint64_t count_foreign(const struct paged_blocks *blocks, uint64_t id, uint32_t rank)

@@ -64,8 +64,11 @@ static void verify_block(const struct rank *rank, const struct paged_job *job,
     uint64_t wrong = 0, stray = 0;
 
     for (uint32_t part = 0; part < each; part++) {
-        struct kvt_kv_part at = {rank->seat->rank, c, part, lists->ids[(uint64_t)i * each + part],
-                                 kvt_oracle_key(&place)};
+        struct kvt_kv_part at = {.rank = rank->seat->rank,
+                                 .component = c,
+                                 .part = part,
+                                 .id = lists->ids[(uint64_t)i * each + part],
+                                 .key = kvt_oracle_key(&place)};
 
         if (at.id == KVT_BLOCK_NONE)
             continue;

@@ -63,7 +63,11 @@ void kvt_bench_pool_give(struct kvt_bench_pool *pool, uint32_t component, const 
 
 static struct kvt_kv_part part_of(const struct kvt_bench_shard *shard, uint32_t part)
 {
-    return (struct kvt_kv_part){shard->rank, shard->component, part, shard->ids[part], shard->key};
+    return (struct kvt_kv_part){.rank = shard->rank,
+                                .component = shard->component,
+                                .part = part,
+                                .id = shard->ids[part],
+                                .key = shard->key};
 }
 
 void kvt_bench_pool_fill(const struct kvt_bench_pool *pool, const struct kvt_bench_shard *shard)

@@ -3,10 +3,13 @@
 #include "tools/lib/kv_memory.h"
 
 #include <fcntl.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "daemon/base/alloc.h"
 #include "tools/lib/oracle.h"
+#include "tools/lib/quant_payload.h"
 
 #define PAGE_ALIGN_BYTES 64u
 #define STRAY_CHUNK_BYTES 512u
@@ -112,15 +115,91 @@ static uint64_t payload_at(const struct kvt_model_component *component,
            component->piece_bytes;
 }
 
+static uint8_t *piece_of(const struct kvt_kv_memory *memory, const struct kvt_kv_part *part,
+                         uint32_t piece)
+{
+    return page_of(memory, part->rank, part->id, piece / 2) +
+           (size_t)(piece % 2) * memory->model->components[part->component].piece_bytes;
+}
+
+/* As the engine computes it. */
+static void fill_piece(const struct kvt_model_component *component, const struct kvt_kv_part *part,
+                       uint32_t piece, uint8_t *ret_bytes)
+{
+    kvt_oracle_fill(part->key, payload_at(component, part, piece), ret_bytes,
+                    component->piece_bytes);
+    if (component->quant.kind != KVT_QUANT_NONE)
+        kvt_quant_payload_shape(ret_bytes, component->piece_bytes);
+}
+
 void kvt_kv_memory_fill(const struct kvt_kv_memory *memory, const struct kvt_kv_part *part)
 {
     const struct kvt_model_component *component = &memory->model->components[part->component];
 
     for (uint32_t piece = 0; piece < component->pieces_count; piece++)
-        kvt_oracle_fill(part->key, payload_at(component, part, piece),
-                        page_of(memory, part->rank, part->id, piece / 2) +
-                            (size_t)(piece % 2) * component->piece_bytes,
-                        component->piece_bytes);
+        fill_piece(component, part, piece, piece_of(memory, part, piece));
+}
+
+/* What a piece of a quantised component may be: as it was computed, and after each conversion. One
+ * buffer; a tool without memory for it ends. */
+#define FORMS (KVT_QUANT_TIMES_MAX + 1)
+
+struct forms {
+    uint8_t *at[FORMS];
+};
+
+static struct forms forms_new(uint32_t piece_bytes)
+{
+    struct forms forms;
+
+    forms.at[0] = kvt_alloc_aligned(16, (size_t)piece_bytes * FORMS);
+    KVT_ASSERT(forms.at[0] != NULL);
+    for (uint32_t i = 1; i < FORMS; i++)
+        forms.at[i] = forms.at[0] + (size_t)i * piece_bytes;
+    return forms;
+}
+
+static void forms_make(struct forms *forms, const struct kvt_model_component *component,
+                       const struct kvt_kv_part *part, uint32_t piece)
+{
+    int r = 0;
+
+    fill_piece(component, part, piece, forms->at[0]);
+    for (uint32_t i = 1; i < FORMS && r == 0; i++) {
+        memcpy(forms->at[i], forms->at[i - 1], component->piece_bytes);
+        r = kvt_quant_payload_convert(&component->quant, forms->at[i], component->piece_bytes);
+    }
+    KVT_ASSERT(r == 0);
+}
+
+static uint64_t count_different(const uint8_t *a, const uint8_t *b, uint32_t bytes)
+{
+    uint64_t wrong = 0;
+
+    for (uint32_t i = 0; i < bytes && memcmp(a, b, bytes) != 0; i++)
+        wrong += a[i] != b[i];
+    return wrong;
+}
+
+/* All pieces of an engine block were converted equally often: of the forms, the one that fits best
+ * as a whole says what is wrong. */
+static uint64_t count_wrong_quantised(const struct kvt_kv_memory *memory,
+                                      const struct kvt_kv_part *part)
+{
+    const struct kvt_model_component *component = &memory->model->components[part->component];
+    struct forms forms = forms_new(component->piece_bytes);
+    uint64_t wrong[FORMS] = {0}, least = UINT64_MAX;
+
+    for (uint32_t piece = 0; piece < component->pieces_count; piece++) {
+        forms_make(&forms, component, part, piece);
+        for (uint32_t i = 0; i < FORMS; i++)
+            wrong[i] +=
+                count_different(piece_of(memory, part, piece), forms.at[i], component->piece_bytes);
+    }
+    kvt_free(forms.at[0]);
+    for (uint32_t i = part->may_be_computed ? 0 : 1; i < FORMS; i++)
+        least = KVT_MIN(least, wrong[i]);
+    return least;
 }
 
 uint64_t kvt_kv_memory_count_wrong(const struct kvt_kv_memory *memory,
@@ -129,11 +208,11 @@ uint64_t kvt_kv_memory_count_wrong(const struct kvt_kv_memory *memory,
     const struct kvt_model_component *component = &memory->model->components[part->component];
     uint64_t wrong = 0;
 
+    if (component->quant.kind != KVT_QUANT_NONE)
+        return count_wrong_quantised(memory, part);
     for (uint32_t piece = 0; piece < component->pieces_count; piece++)
         wrong += kvt_oracle_count_wrong(part->key, payload_at(component, part, piece),
-                                        page_of(memory, part->rank, part->id, piece / 2) +
-                                            (size_t)(piece % 2) * component->piece_bytes,
-                                        component->piece_bytes);
+                                        piece_of(memory, part, piece), component->piece_bytes);
     return wrong;
 }
 
@@ -167,6 +246,37 @@ static uint64_t count_neither(const uint8_t *at, size_t bytes, uint64_t keys[2],
     return stray;
 }
 
+/* Neither the guard's nor any form of the payload. */
+static uint64_t count_stray_quantised(const struct kvt_kv_memory *memory,
+                                      const struct kvt_kv_part *part)
+{
+    const struct kvt_model_component *component = &memory->model->components[part->component];
+    struct forms forms = forms_new(component->piece_bytes);
+    uint8_t *guard = kvt_alloc_aligned(16, component->piece_bytes);
+    uint64_t stray = 0;
+
+    KVT_ASSERT(guard != NULL);
+    for (uint32_t piece = 0; piece < component->pieces_count; piece++) {
+        const uint8_t *at = piece_of(memory, part, piece);
+
+        forms_make(&forms, component, part, piece);
+        kvt_oracle_fill(guard_key(part->rank, part->id),
+                        (uint64_t)(piece / 2) * memory->page_bytes +
+                            (size_t)(piece % 2) * component->piece_bytes,
+                        guard, component->piece_bytes);
+        for (uint32_t i = 0; i < component->piece_bytes; i++) {
+            bool is_known = at[i] == guard[i];
+
+            for (uint32_t form = 0; form < FORMS; form++)
+                is_known |= at[i] == forms.at[form][i];
+            stray += !is_known;
+        }
+    }
+    kvt_free(guard);
+    kvt_free(forms.at[0]);
+    return stray;
+}
+
 uint64_t kvt_kv_memory_count_stray(const struct kvt_kv_memory *memory,
                                    const struct kvt_kv_part *part)
 {
@@ -174,6 +284,8 @@ uint64_t kvt_kv_memory_count_stray(const struct kvt_kv_memory *memory,
     uint64_t keys[2] = {part->key, guard_key(part->rank, part->id)};
     uint64_t stray = kvt_kv_memory_count_spilled(memory, part);
 
+    if (component->quant.kind != KVT_QUANT_NONE)
+        return stray + count_stray_quantised(memory, part);
     for (uint32_t piece = 0; piece < component->pieces_count; piece++) {
         size_t in_page = (size_t)(piece % 2) * component->piece_bytes;
         uint64_t offset_bytes[2] = {payload_at(component, part, piece),

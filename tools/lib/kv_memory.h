@@ -41,6 +41,9 @@ struct kvt_kv_part {
     uint32_t part; /* which engine block of its block: 0 .. engine_blocks_per_block - 1 */
     uint64_t id;   /* where it is */
     uint64_t key;  /* of the oracle: of the whole block's payload on this rank */
+    /* A quantised component: what the engine computed and has not stored and loaded since is right,
+     * too. False: it was loaded. */
+    bool may_be_computed;
 };
 void kvt_kv_memory_fill(const struct kvt_kv_memory *memory, const struct kvt_kv_part *part);
 /* How many payload bytes are not the oracle's. */

@@ -1,5 +1,6 @@
 /* The split of a block into pieces must come out whole: bytes_per_token * engine_block_tokens has
- * to be a multiple of 2 * layers. */
+ * to be a multiple of 2 * layers. Where it is quantised a piece is one plane, so that a token has
+ * whole elements in each: bytes_per_token is a multiple of 4 * layers. */
 #include "tools/lib/model.h"
 
 #include <stdio.h>
@@ -46,7 +47,42 @@ static const char *check(const struct kvt_model_options *options)
         return "one rank's part of a block is at most 1 GiB";
     if (options->state_bytes % (2ull * options->layers) != 0)
         return "the bytes of a state must be a multiple of 2 x layers";
+    if (options->quantise != KVT_QUANT_NONE &&
+        options->bytes_per_token % (4ull * options->layers) != 0)
+        return "to be quantised, bytes a token must be a multiple of 4 x layers";
     return NULL;
+}
+
+bool kvt_model_quant_kind(const char *name, enum kvt_quant_kind *ret_kind)
+{
+    static const char *const names[] = {"none", "fp8_e4m3", "int8"};
+
+    for (uint32_t i = 0; i < KVT_COUNT_OF(names); i++) {
+        if (strcmp(name, names[i]) == 0) {
+            *ret_kind = (enum kvt_quant_kind)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* As many heads as leave each 8 elements, 8 at most. */
+static void set_quant(struct kvt_model_component *component,
+                      const struct kvt_model_options *options)
+{
+    uint32_t elements = options->bytes_per_token / (4 * options->layers), heads = 8;
+
+    while (heads > 1 && (elements % heads != 0 || elements / heads < 8))
+        heads /= 2;
+    component->quant = (struct kvt_quant_spec){
+        .kind = (uint8_t)options->quantise,
+        .elem = KVT_ELEM_FP16,
+        .order =
+            component->kind == KVT_MODEL_WINDOW ? KVT_ORDER_HEADS_FIRST : KVT_ORDER_TOKENS_FIRST,
+        .plane_tokens = options->engine_block_tokens,
+        .heads = heads,
+        .head_dim = elements / heads,
+    };
 }
 
 static void add_component(struct kvt_model *model, const struct kvt_model_options *options,
@@ -67,6 +103,8 @@ static void add_component(struct kvt_model *model, const struct kvt_model_option
         if (options->state_bytes != 0)
             block_bytes = options->state_bytes;
     }
+    if (kind != KVT_MODEL_STATE && options->quantise != KVT_QUANT_NONE)
+        set_quant(component, options);
     component->block_bytes = block_bytes;
     component->piece_bytes =
         (uint32_t)(block_bytes / component->pieces_count / component->engine_blocks_per_block);

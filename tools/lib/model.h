@@ -13,6 +13,7 @@
 #pragma once
 
 #include "daemon/base/api.h"
+#include "kernels/kvt_kernels.h"
 
 struct kvt_model_options {
     const char *preset;
@@ -21,6 +22,7 @@ struct kvt_model_options {
     uint32_t state_bytes;     /* of a state snapshot; 0: as much as one block of attention */
     uint32_t window_tokens;
     uint32_t ranks, layers;
+    enum kvt_quant_kind quantise; /* attention; states stay as they are */
 };
 
 enum kvt_model_kind { KVT_MODEL_FULL = 1, KVT_MODEL_WINDOW = 2, KVT_MODEL_STATE = 3 };
@@ -34,6 +36,8 @@ struct kvt_model_component {
     uint32_t piece_bytes;  /* of one engine block */
     uint64_t block_bytes;  /* of one rank's shard */
     bool is_replicated;    /* every rank has the same bytes */
+    /* A piece of an engine block is one plane of FP16 elements; window layers have heads first. */
+    struct kvt_quant_spec quant;
 };
 
 struct kvt_model {
@@ -49,6 +53,8 @@ struct kvt_model_options kvt_model_defaults(void);
 KVT_MUST_USE int kvt_model_make(struct kvt_model *ret_model,
                                 const struct kvt_model_options *options, char *why,
                                 size_t why_bytes);
+/* The kind of that name: "none", "fp8_e4m3", "int8". False: there is none. */
+KVT_MUST_USE bool kvt_model_quant_kind(const char *name, enum kvt_quant_kind *ret_kind);
 /* Whose bytes rank @rank holds of @component: of the oracle's places. */
 uint32_t kvt_model_shard_rank(const struct kvt_model *model, uint32_t component, uint32_t rank);
 /* Blocks of component @component that resuming at @boundary_tokens needs: [first, end). */
