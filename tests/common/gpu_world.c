@@ -1,5 +1,6 @@
 #include "tests/common/gpu_world.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,11 +41,13 @@ static void layout_open(struct gpu_world *world, struct kvt_layout *layout,
     assert_int_equal(layout->stored_bytes, world->stored_bytes);
 }
 
-static void pools_open(struct gpu_world *world)
+/* The client's session: memory on the GPU and in the host, with the same layout. */
+static void attach(struct gpu_world *world)
 {
-    world->pool_bytes =
-        world->config.pieces_count * world->config.stride_bytes * world->blocks_count;
-    kvt_fake_cuda_foreign_new(&world->pool, world->config.pool_device, world->pool_bytes);
+    uint32_t incarnation = world->tier == NULL || world->config.pool_device != 0
+                               ? 0
+                               : atomic_load(&world->tier->counters.incarnation);
+
     assert_int_equal(kvt_cuda_calls()->set_device((int)world->config.pool_device), 0);
     assert_int_equal(kvt_cuda_calls()->ipc_open(world->pool.handle, &world->pool_address), 0);
     world->region =
@@ -52,14 +55,23 @@ static void pools_open(struct gpu_world *world)
                             .bytes = world->pool_bytes,
                             .is_gpu = true,
                             .gpu_zone = world->config.pool_device == 0 ? ZONE : OTHER_ZONE,
+                            .incarnation = incarnation,
                             .allocation = world->pool_address};
+    layout_open(world, &world->layout, &world->region, world->pieces);
+}
+
+static void pools_open(struct gpu_world *world)
+{
+    world->pool_bytes =
+        world->config.pieces_count * world->config.stride_bytes * world->blocks_count;
+    world->pieces = pieces_new(world);
+    world->host_pieces = pieces_new(world);
+    kvt_fake_cuda_foreign_new(&world->pool, world->config.pool_device, world->pool_bytes);
+    attach(world);
     world->host_pool =
         mmap(NULL, world->pool_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_ptr_not_equal(world->host_pool, MAP_FAILED);
     world->host_region = (struct kvt_region){.base = world->host_pool, .bytes = world->pool_bytes};
-    world->pieces = pieces_new(world);
-    world->host_pieces = pieces_new(world);
-    layout_open(world, &world->layout, &world->region, world->pieces);
     layout_open(world, &world->host_layout, &world->host_region, world->host_pieces);
     for (uint64_t b = 0; b < world->blocks_count; b++) {
         gpu_world_pool_fill(world, world->pool.memory, b, 1);
@@ -235,6 +247,37 @@ void gpu_world_header(struct gpu_world *world, uint32_t slot, const struct kvt_x
     kvt_slot_header_write(gpu_world_slot(world, slot), &info, world->tokens);
 }
 
+void gpu_world_reset(struct gpu_world *world)
+{
+    if (world->is_reset || !kvt_gpu_is_parked(world->gpu))
+        return;
+    (void)kvt_cuda_calls()->set_device(0); /* may say that it is lost */
+    assert_int_equal(kvt_cuda_calls()->device_reset(), 0);
+    kvt_gpu_was_reset(world->gpu);
+    world->is_reset = true;
+}
+
+void gpu_world_take_back(struct gpu_world *world)
+{
+    int error;
+
+    for (uint32_t turn = 0; !kvt_gpu_is_parked(world->gpu); turn++) {
+        assert_true(turn < TURNS_MAX);
+        if (world->config.is_threaded)
+            (void)sched_yield();
+        else
+            (void)kvt_gpu_turn(world->gpu);
+    }
+    gpu_world_reset(world);
+    if (!world->config.is_unpinned) {
+        assert_int_equal(kvt_cuda_calls()->set_device(0), 0);
+        assert_int_equal(kvt_cuda_calls()->pin(world->l2, world->l2_bytes), 0);
+    }
+    assert_int_equal(kvt_gpu_revive(world->gpu, &error), 0);
+    world->is_reset = false;
+    attach(world);
+}
+
 void gpu_world_reap(struct gpu_world *world, uint32_t count)
 {
     const struct timespec pause = {.tv_nsec = 10000};
@@ -251,6 +294,7 @@ void gpu_world_reap(struct gpu_world *world, uint32_t count)
             (void)nanosleep(&pause, NULL);
         else if (!kvt_gpu_turn(world->gpu))
             kvt_fake_cuda_pump(4);
+        gpu_world_reset(world);
         reaped = kvt_tier_reap(world->tier, back, KVT_COUNT_OF(back));
         assert_true(reaped <= count);
         count -= reaped;

@@ -31,6 +31,7 @@ struct gpu_world {
     uint32_t header_bytes, tokens[GPU_WORLD_TOKENS];
     struct kvt_fake_cuda_foreign pool; /* the engine's memory, as the engine sees it */
     uint64_t pool_address;
+    bool is_reset; /* since the last loss */
     uint8_t *host_pool;
     uint64_t pool_bytes, blocks_count;
     struct kvt_region region, host_region;
@@ -56,7 +57,12 @@ uint8_t *gpu_world_slot(struct gpu_world *world, uint32_t slot); /* in L2 */
 /* Header of a slot of L2, but for its seal. */
 void gpu_world_header(struct gpu_world *world, uint32_t slot, const struct kvt_xfer *xfer);
 
-/* Submits, runs until it is back; its status. */
+/* The GPU is lost: resets it when it is parked, as the control thread does. */
+void gpu_world_reset(struct gpu_world *world);
+/* And takes it back; the client opens its session anew. */
+void gpu_world_take_back(struct gpu_world *world);
+
+/* Submits, runs until it is back; its status. Resets a GPU that is lost. */
 int gpu_world_run(struct gpu_world *world, struct kvt_xfer *xfer);
 /* Runs until @count transfers came back. Ends the process after a million turns. */
 void gpu_world_reap(struct gpu_world *world, uint32_t count);

@@ -2,10 +2,11 @@
  * again, so that the GPU does not run dry behind a long copy.
  *
  * Before a flight: a slot in L2 is verified, and what the copy engine cannot read (memory of a
- * client, L2 that is not pinned) is copied to pinned staging. After it: what came down is hashed
- * and its slot sealed, or copied on. Memory of clients is touched under the guard only. */
+ * client, L2 that is not pinned) is copied to pinned staging. After it: what came down is checked,
+ * and hashed and sealed, or copied on. Memory of clients is touched under the guard only. */
 #include <string.h>
 
+#include "kernels/check.h"
 #include "tiers/copy.h"
 #include "tiers/device/gpu_internal.h"
 
@@ -18,10 +19,28 @@ static uint8_t *payload_before(uint8_t *address, uint64_t offset)
 /* What is checked on the CPU and again on the GPU behind the copy: then that one was whole. */
 static void expect(struct kvt_gpu_member *member, const uint8_t *payload)
 {
-    if (!member->is_check)
+    if (!member->is_check && !member->is_job_checked)
         return;
     member->is_expected = true;
     member->expected = kvt_check64(payload, member->stored_bytes);
+}
+
+/* Reads stored bytes once: their hash, their check, and with @dst a copy of them. */
+static uint64_t read_stored(struct kvt_gpu_member *member, uint8_t *dst, const uint8_t *src)
+{
+    struct kvt_hash_stream hash;
+
+    kvt_hash_stream_init(&hash, 0);
+    member->summed = 0;
+    for (uint64_t at = 0; at < member->stored_bytes; at += KVT_COPY_CHUNK_BYTES) {
+        uint64_t bytes = KVT_MIN(KVT_COPY_CHUNK_BYTES, member->stored_bytes - at);
+
+        if (dst != NULL)
+            memcpy(dst + at, src + at, bytes);
+        kvt_hash_stream_update(&hash, src + at, bytes);
+        member->summed += kvt_check64_part(src + at, bytes, at / 8);
+    }
+    return kvt_hash_stream_digest(&hash);
 }
 
 static void work_in(struct kvt_gpu_member *member)
@@ -71,17 +90,18 @@ static void work_out(struct kvt_gpu *gpu, struct kvt_gpu_member *member)
     uint8_t *payload;
     uint64_t hash;
 
-    if (kvt_gpu_member_is_bad(gpu, member))
-        return;
     if (member->slot == NULL) {
-        if (kvt_client_scatter(member->view, payload_before(member->host, member->host_offset)) < 0)
+        if (member->is_summed)
+            member->summed = kvt_check64(member->host, member->stored_bytes);
+        if (!kvt_gpu_member_is_bad(gpu, member) &&
+            kvt_client_scatter(member->view, payload_before(member->host, member->host_offset)) < 0)
             kvt_gpu_member_end(member, KVT_XFER_CLIENT_GONE);
         return;
     }
     payload = member->slot + member->xfer->header_bytes;
-    hash = member->pinned_run.chunks_count > 0
-               ? kvt_copy_hashed(payload, member->host, member->stored_bytes)
-               : kvt_hash64(payload, member->stored_bytes, 0);
+    hash = read_stored(member, member->host == payload ? NULL : payload, member->host);
+    if (kvt_gpu_member_is_bad(gpu, member))
+        return; /* and the slot is not sealed */
     kvt_slot_header_seal(member->slot, hash);
     KVT_DEBUG_ASSERT(kvt_slot_header_check(member->slot, &member->xfer->key) == KVT_SLOT_OK);
 }

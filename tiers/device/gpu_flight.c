@@ -124,7 +124,7 @@ static void count_done(struct kvt_gpu *gpu, const struct kvt_gpu_member *member)
         kvt_worker_count(&counters->quantised_bytes, member->raw_bytes);
     if (member->is_dequantise)
         kvt_worker_count(&counters->dequantised_bytes, member->range_bytes);
-    if (member->is_found)
+    if (member->is_found || member->is_summed)
         kvt_worker_count(&counters->checked_bytes, member->stored_bytes);
     if (xfer->src.kind == KVT_PLACE_DEVICE && !member->is_expected)
         kvt_worker_count(&counters->unchecked_transfers, 1);
@@ -134,7 +134,9 @@ static void count_done(struct kvt_gpu *gpu, const struct kvt_gpu_member *member)
 
 bool kvt_gpu_member_is_bad(struct kvt_gpu *gpu, struct kvt_gpu_member *member)
 {
-    if (!member->is_expected || !member->is_found || member->expected == member->found)
+    if ((!member->is_expected || !member->is_found || member->expected == member->found) &&
+        (!member->is_expected || !member->is_summed || member->expected == member->summed) &&
+        (!member->is_found || !member->is_summed || member->found == member->summed))
         return false;
     kvt_worker_count(&gpu->counters.bad_checks, 1);
     member->xfer->verdict = KVT_SLOT_BAD_PAYLOAD;

@@ -69,21 +69,21 @@ struct kvt_gpu_member {
     bool is_ended; /* xfer->status is set; it takes part in nothing more */
 
     /* Steps, in this order. */
-    bool is_verify, is_fill;    /* CPU: check the slot in L2; fill pinned staging */
-    bool is_up;                 /* copy engine: host -> device */
-    bool is_gather;             /* pool -> raw */
-    bool is_quantise;           /* raw -> stored */
-    bool is_check;              /* kernel: check of stored */
-    bool is_dequantise;         /* stored -> raw */
-    bool is_scatter;            /* raw -> pool */
-    bool is_down;               /* copy engine: device -> host */
-    bool is_out;                /* CPU: empty pinned staging, hash and seal, or scatter */
-    bool is_by_runs;            /* gather, scatter: by the copy engine */
-    bool is_job_checked;        /* gather, scatter: the kernel adds up the check */
-    bool is_foreign;            /* the pool is another GPU's */
-    bool is_partial;            /* the view is not the whole payload */
-    bool is_expected, is_found; /* known: what the check has to be; what it is */
-    uint64_t expected, found;
+    bool is_verify, is_fill; /* CPU: check the slot in L2; fill pinned staging */
+    bool is_up;              /* copy engine: host -> device */
+    bool is_gather;          /* pool -> raw */
+    bool is_quantise;        /* raw -> stored */
+    bool is_check;           /* kernel: check of stored */
+    bool is_dequantise;      /* stored -> raw */
+    bool is_scatter;         /* raw -> pool */
+    bool is_down;            /* copy engine: device -> host */
+    bool is_out;             /* CPU: empty pinned staging, hash and seal, or scatter */
+    bool is_by_runs;         /* gather, scatter: by the copy engine */
+    bool is_job_checked;     /* gather, scatter: the kernel adds up the check */
+    bool is_foreign;         /* the pool is another GPU's */
+    bool is_partial;         /* the view is not the whole payload */
+    bool is_expected, is_found, is_summed; /* which checks there are: gpu_plan.c */
+    uint64_t expected, found, summed;
 
     const struct kvt_client_view *view; /* the transfer's; NULL */
     uint64_t slot_offset_bytes;         /* in the arena, of a place in it */
@@ -248,7 +248,7 @@ bool kvt_gpu_cpu_turn(struct kvt_gpu *gpu);
 struct kvt_gpu_flight *kvt_gpu_flight_new(struct kvt_gpu *gpu, enum kvt_gpu_lane_id lane);
 /* Everything is queued, or has failed: it is waited for. */
 void kvt_gpu_flight_run(struct kvt_gpu_flight *flight);
-/* Its check is known and wrong; then it ended. */
+/* Its checks are not the same; then it ended. */
 bool kvt_gpu_member_is_bad(struct kvt_gpu *gpu, struct kvt_gpu_member *member);
 /* Looks at what is over. True: something moved. */
 bool kvt_gpu_flight_poll(struct kvt_gpu *gpu, struct kvt_gpu_flight *flight, uint64_t now_ns);

@@ -106,35 +106,8 @@ static void plan_copies(const struct kvt_gpu *gpu, struct kvt_gpu_member *member
     member->is_dequantise = member->is_scatter && layout->quant.kind != KVT_QUANT_NONE;
 }
 
-/* Where the check of what moves comes from. Of a slot that is filled it goes into the ledger; of
- * one that is read it has to be what is there. */
-static int plan_check(struct kvt_gpu *gpu, struct kvt_gpu_member *member)
-{
-    struct kvt_xfer *xfer = member->xfer;
-    bool is_read = xfer->src.kind == KVT_PLACE_DEVICE;
-    enum kvt_ledger_answer answer;
-
-    if (!is_read && xfer->dst.kind != KVT_PLACE_DEVICE)
-        return 0;
-    if (is_read) {
-        answer =
-            kvt_ledger_get(gpu->ledger, member->slot_offset_bytes, &xfer->key, &member->expected);
-        if (answer == KVT_LEDGER_OTHER) {
-            xfer->verdict = KVT_SLOT_OTHER;
-            return KVT_XFER_BAD_SLOT;
-        }
-        member->is_expected = answer == KVT_LEDGER_CHECK && !member->is_partial;
-        if (!member->is_expected)
-            return 0;
-    }
-    member->is_job_checked = (member->is_gather || member->is_scatter) && !member->is_by_runs &&
-                             !member->is_quantise && !member->is_dequantise &&
-                             is_checkable(member->view->layout);
-    member->is_check = !member->is_job_checked;
-    return 0;
-}
-
-/* The host's side of a copy between host and device, and its CPU work. */
+/* The host's side of a copy between host and device, and its CPU work. What a client in host memory
+ * gives and takes is stored bytes (tiers/client.h converts). */
 static void plan_host(const struct kvt_gpu *gpu, struct kvt_gpu_member *member)
 {
     const struct kvt_xfer *xfer = member->xfer;
@@ -155,6 +128,48 @@ static void plan_host(const struct kvt_gpu *gpu, struct kvt_gpu_member *member)
         member->pinned_bytes = member->host_bytes;
     member->is_fill = member->is_up && member->pinned_bytes > 0;
     member->is_verify = member->is_up && !is_client && (xfer->flags & KVT_XFER_VERIFY) != 0;
+}
+
+/* Which checks (kvt_check64 of the stored bytes) are known of a transfer, and so compared:
+ *
+ *   expected   before: of the ledger for a slot that is read; of the CPU where it reads the source
+ *   found      by the GPU: as it gathers or scatters, or by a kernel over the stored bytes
+ *   summed     by the CPU: of what came down, as it reads it
+ *
+ * A slot that is filled has `found` from now on as its check. One that is read has to have the
+ * ledger's; where the CPU reads what came out, that alone says so, and of the copy as well. */
+static int plan_check(struct kvt_gpu *gpu, struct kvt_gpu_member *member)
+{
+    struct kvt_xfer *xfer = member->xfer;
+    bool is_whole = !member->is_partial, is_read = xfer->src.kind == KVT_PLACE_DEVICE;
+    bool is_wanted = xfer->dst.kind == KVT_PLACE_DEVICE;
+    enum kvt_ledger_answer answer;
+
+    if (member->is_up || member->is_down)
+        is_whole = is_whole || member->host_bytes == member->stored_bytes;
+    if (is_read) {
+        answer =
+            kvt_ledger_get(gpu->ledger, member->slot_offset_bytes, &xfer->key, &member->expected);
+        if (answer == KVT_LEDGER_OTHER) {
+            xfer->verdict = KVT_SLOT_OTHER;
+            return KVT_XFER_BAD_SLOT;
+        }
+        member->is_expected = answer == KVT_LEDGER_CHECK && is_whole;
+        is_wanted = member->is_expected && !member->is_down;
+    }
+    member->is_summed = member->is_down && is_whole;
+    if (member->is_summed && !member->is_expected)
+        is_wanted = true;
+    /* L2 -> pool: with what the CPU has read of the slot. */
+    if (member->is_scatter && member->is_up && !member->is_partial)
+        is_wanted = member->is_verify || member->is_fill;
+    if (!is_wanted)
+        return 0;
+    member->is_job_checked = (member->is_gather || member->is_scatter) && !member->is_by_runs &&
+                             !member->is_quantise && !member->is_dequantise &&
+                             is_checkable(member->view->layout);
+    member->is_check = !member->is_job_checked;
+    return 0;
 }
 
 static void plan_staging(struct kvt_gpu_member *member)
