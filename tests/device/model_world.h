@@ -53,6 +53,7 @@ struct world_op {
     uint8_t *payload;
     uint64_t id;
     uint32_t spec;
+    uint32_t incarnation; /* of the GPU when it was submitted */
     bool is_used, is_late, is_stale;
 };
 

@@ -94,6 +94,7 @@ static struct world_op *op_new(struct world *world, struct world_place *src,
     memset(op, 0, sizeof(*op));
     op->is_used = true;
     op->spec = spec;
+    op->incarnation = world->incarnation;
     op->src = src;
     op->dst = dst;
     op->id = src->kind == KVT_PLACE_CLIENT ? ++world->next_id : src->id;
@@ -199,10 +200,11 @@ static void finish_done(struct world *world, struct world_op *op)
         world_fail(world, "a slot of L2 is not sealed as its key says");
 }
 
-/* Was never started: only the header is another's. */
+/* Was never started: only the header is another's, unless the whole arena was made anew since. */
 static void finish_untouched(struct world *world, struct world_op *op)
 {
-    world_check(world, op->dst, "it was not started");
+    if (op->dst->kind != KVT_PLACE_DEVICE || op->incarnation == world->incarnation)
+        world_check(world, op->dst, "it was not started");
     if (op->dst->kind == KVT_PLACE_HOST)
         world_scribble(world, op->dst);
 }

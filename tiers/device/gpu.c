@@ -217,10 +217,12 @@ struct kvt_gpu *kvt_gpu_close(struct kvt_gpu *gpu)
         return NULL;
     kvt_worker_stop(&gpu->worker);
     kvt_worker_deinit(&gpu->worker);
-    /* Of a context that is lost nothing can be freed. */
-    if (kvt_gpu_service(gpu) == KVT_GPU_SERVING && gpu->memory.arena != 0 &&
-        gpu->calls->set_device(gpu->config.device) == KVT_CUDA_OK)
+    /* Of a context that is lost nothing can be freed. What is freed is known by its address, even
+     * if the device does not become current. */
+    if (kvt_gpu_service(gpu) == KVT_GPU_SERVING && gpu->memory.arena != 0) {
+        (void)gpu->calls->set_device(gpu->config.device);
         kvt_gpu_memory_free(gpu);
+    }
     (void)kvt_ledger_free(gpu->ledger);
     kvt_gpu_staging_deinit(&gpu->staging);
     kvt_gpu_staging_deinit(&gpu->pinned);
