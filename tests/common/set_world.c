@@ -207,7 +207,8 @@ void set_world_await(struct set_world *world, uint32_t zone, uint32_t incarnatio
     uint64_t until_ns = kvt_clock_mono_ns() + WAIT_NS;
     struct kvt_xfer *none;
 
-    while (!kvt_device_is_served(member) || atomic_load(&member->served) != incarnation) {
+    while (!kvt_device_is_served(member) || atomic_load(&member->served) != incarnation ||
+           set_world_gpu(world, zone).state != KVT_GPU_OK) {
         assert_int_equal(kvt_tier_reap(world->tier, &none, 1), 0); /* as the engine does */
         pause_ns(200 * KVT_NS_PER_US);
         assert_true(kvt_clock_mono_ns() < until_ns);

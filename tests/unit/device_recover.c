@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "daemon/base/clock.h"
 #include "tests/common/cmocka.h"
@@ -46,7 +47,7 @@ static void test_lost_and_taken_back(void **state)
 
     (void)state;
     world->config.is_export_allowed = true;
-    world->config.retry_min_ns = world->config.retry_max_ns = 300 * KVT_NS_PER_MS;
+    world->config.retry_min_ns = world->config.retry_max_ns = 700 * KVT_NS_PER_MS;
     assert_int_equal(set_world_open(world), 0);
     set_world_attach(world, 0);
     set_world_attach(world, 1);
@@ -73,6 +74,7 @@ static void test_lost_and_taken_back(void **state)
     /* What it had is lost, and an engine that does not know that gets nothing. */
     assert_int_equal(load(world, 1, slot), KVT_XFER_OUT_OF_SERVICE);
     assert_int_equal(store(world, 0, 0), KVT_XFER_CLIENT_GONE);
+    assert_int_equal(store(world, 0, 1), KVT_XFER_CLIENT_GONE);
     set_world_attach(world, 0);
     assert_int_equal(store(world, 0, 0), KVT_XFER_DONE);
     assert_int_equal(load(world, 0, set_world_slot(world, 0, 2)), KVT_XFER_DONE);
@@ -81,6 +83,54 @@ static void test_lost_and_taken_back(void **state)
                         SET_WORLD_PAYLOAD_BYTES);
     kvt_fake_cuda_count(&open);
     assert_int_equal(open.registered, 1);
+    set_world_free(world);
+}
+
+/* A slot of GPU 0 and an engine's memory on GPU 1: GPU 0 moves the bytes, and has to know when the
+ * memory is gone. */
+static void test_guests(void **state)
+{
+    struct set_world *world = set_world_new(2);
+    const struct timespec long_after = {.tv_nsec = 50 * KVT_NS_PER_MS}; /* 25 times the wait */
+    struct kvt_xfer xfers[8], *given[8], *back[8];
+    struct kvt_place slot;
+    uint32_t taken;
+
+    (void)state;
+    assert_int_equal(set_world_open(world), 0);
+    set_world_attach(world, 0);
+    set_world_attach(world, 1);
+    assert_int_equal(store(world, 1, 0), KVT_XFER_DONE);
+    slot = set_world_slot(world, 0, 2);
+    /* Under way when GPU 1 is lost: it is not reset before they are over, or the fake ends this. */
+    for (uint32_t i = 0; i < 8; i++) {
+        xfers[i] = set_world_xfer(world, 7);
+        xfers[i].src = slot;
+        xfers[i].dst = set_world_pool(world, 1, 4 + i);
+        given[i] = &xfers[i];
+    }
+    kvt_fake_cuda_set_frozen(true);
+    assert_int_equal(kvt_tier_submit(world->tier, given, 8, &taken), 0);
+    assert_int_equal(taken, 8);
+    assert_int_equal(atomic_load(&set_world_set(world)->members[1].guests), 8);
+    kvt_gpu_lose(set_world_set(world)->members[1].gpu, KVT_CUDA_ECC);
+    assert_int_equal(kvt_tier_reap(world->tier, back, 8), 0);
+    (void)nanosleep(&long_after, NULL);
+    assert_int_equal(kvt_fake_cuda_calls_made(KVT_FAKE_CUDA_DEVICE_RESET), 0);
+    kvt_fake_cuda_set_frozen(false);
+    (void)set_world_reap(world, back, 8);
+    assert_int_equal(atomic_load(&set_world_set(world)->members[1].guests), 0);
+    for (uint32_t i = 0; i < 8; i++)
+        assert_int_equal(xfers[i].status, KVT_XFER_DONE);
+    set_world_await(world, 1, 1);
+    /* Of the incarnation before. */
+    assert_int_equal(load(world, 1, slot), KVT_XFER_CLIENT_GONE);
+    assert_int_equal(store(world, 1, 0), KVT_XFER_CLIENT_GONE);
+    assert_int_equal(atomic_load(&world->tier->zones[0].counters->errors_client_gone), 2);
+    assert_int_equal(load(world, 0, slot), KVT_XFER_DONE);
+    set_world_attach(world, 1);
+    assert_int_equal(load(world, 1, slot), KVT_XFER_DONE);
+    assert_int_equal(atomic_load(&set_world_gpu(world, 0).counters->losses), 0);
     set_world_free(world);
 }
 
@@ -281,8 +331,11 @@ static void test_a_reset_that_hangs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lost_and_taken_back),     cmocka_unit_test(test_reset_does_not_help),
-        cmocka_unit_test(test_no_memory_for_the_arena), cmocka_unit_test(test_waits),
+        cmocka_unit_test(test_lost_and_taken_back),
+        cmocka_unit_test(test_guests),
+        cmocka_unit_test(test_reset_does_not_help),
+        cmocka_unit_test(test_no_memory_for_the_arena),
+        cmocka_unit_test(test_waits),
         cmocka_unit_test(test_a_reset_that_hangs),
     };
 

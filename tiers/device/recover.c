@@ -12,6 +12,7 @@
 
 #define LOOK_NS KVT_NS_PER_S             /* a loss that nobody rang for is seen after so long */
 #define PARK_NS (5u * KVT_NS_PER_MS)     /* between looks whether the GPU's thread has parked */
+#define GUESTS_NS (2u * KVT_GPU_HOLD_NS) /* then a guest hangs: no reason to be out for ever */
 #define PARK_LONG_NS (5u * KVT_NS_PER_S) /* then something hangs */
 #define START_PAUSE_NS (50u * KVT_NS_PER_US)
 #define BUSY_NS (20u * KVT_NS_PER_MS) /* somebody is in a call on the device */
@@ -132,6 +133,11 @@ uint64_t kvt_device_care(struct kvt_device_member *member, uint64_t now_ns)
                        "it back");
         return kvt_time_add(now_ns, LOOK_NS);
     }
+    /* Transfers of other GPUs end soon, or, of one that is lost, too, when that is reset or has
+     * held them for KVT_GPU_HOLD_NS. */
+    if (atomic_load_explicit(&member->guests, memory_order_seq_cst) > 0 &&
+        now_ns - member->about.lost_ns < GUESTS_NS)
+        return kvt_time_add(now_ns, PARK_NS);
     attempt(member, now_ns);
     return member->is_lost ? member->next_ns : now_ns;
 }

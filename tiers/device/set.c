@@ -39,6 +39,61 @@ static uint32_t zone_of(const struct kvt_device_set *set, const struct kvt_xfer 
     return layout->gpu_zone;
 }
 
+/* The member whose memory of an engine @xfer, which is zone @zone's, reads or writes as a guest. */
+static struct kvt_device_member *host_of(struct kvt_device_set *set, const struct kvt_xfer *xfer,
+                                         uint32_t zone)
+{
+    const struct kvt_place *client = xfer->src.kind == KVT_PLACE_CLIENT ? &xfer->src : &xfer->dst;
+    const struct kvt_layout *layout;
+
+    if (client->kind != KVT_PLACE_CLIENT)
+        return NULL;
+    layout = client->view.layout;
+    if (!layout->is_gpu || layout->gpu_zone == zone)
+        return NULL;
+    KVT_ASSERT(layout->gpu_zone < set->members_count);
+    return &set->members[layout->gpu_zone];
+}
+
+/* False: a guest of a GPU that is lost, and so is the memory; it is finished. Its own GPU cannot
+ * see that. */
+static bool admit(struct kvt_device_set *set, struct kvt_xfer *xfer, uint32_t zone)
+{
+    struct kvt_device_member *host = host_of(set, xfer, zone);
+    const struct kvt_place *client = xfer->src.kind == KVT_PLACE_CLIENT ? &xfer->src : &xfer->dst;
+
+    if (host == NULL)
+        return true;
+    (void)atomic_fetch_add_explicit(&host->guests, 1, memory_order_seq_cst);
+    if (kvt_device_is_served(host) && atomic_load_explicit(&host->served, memory_order_seq_cst) ==
+                                          client->view.layout->incarnation)
+        return true;
+    (void)atomic_fetch_sub_explicit(&host->guests, 1, memory_order_seq_cst);
+    xfer->status = KVT_XFER_CLIENT_GONE;
+    xfer->verdict = KVT_SLOT_OK;
+    xfer->started_ns = xfer->done_ns = kvt_clock_mono_ns();
+    kvt_worker_count(&set->members[zone].tier->counters.errors_client_gone, 1);
+    kvt_worker_queue_push(&set->finished, xfer);
+    kvt_doorbell_ring(set->config.doorbell);
+    return false;
+}
+
+/* The next of @xfers: as many neighbours as go to the same GPU. Returns how many. */
+static uint32_t submit_run(struct kvt_device_set *set, struct kvt_xfer *const xfers[],
+                           uint32_t count)
+{
+    uint32_t zone = zone_of(set, xfers[0]), run = 1, given = 0;
+
+    if (!admit(set, xfers[0], zone))
+        return 1;
+    while (run < KVT_MIN(count, RUN_MAX) && zone_of(set, xfers[run]) == zone &&
+           host_of(set, xfers[run], zone) == NULL)
+        run++;
+    KVT_ASSERT(kvt_tier_submit(set->members[zone].tier, xfers, run, &given) == 0);
+    KVT_ASSERT(given == run);
+    return run;
+}
+
 static int set_submit(struct kvt_tier *tier, struct kvt_xfer *const xfers[], uint32_t count,
                       uint32_t *ret_taken)
 {
@@ -48,15 +103,8 @@ static int set_submit(struct kvt_tier *tier, struct kvt_xfer *const xfers[], uin
     KVT_ASSERT(count > 0);
     if (room == 0)
         return KVT_TIER_E_FULL;
-    while (taken < room) {
-        uint32_t zone = zone_of(set, xfers[taken]), run = 1, given = 0;
-
-        while (taken + run < room && run < RUN_MAX && zone_of(set, xfers[taken + run]) == zone)
-            run++;
-        KVT_ASSERT(kvt_tier_submit(set->members[zone].tier, xfers + taken, run, &given) == 0);
-        KVT_ASSERT(given == run);
-        taken += run;
-    }
+    while (taken < room)
+        taken += submit_run(set, xfers + taken, room - taken);
     set->outstanding += taken;
     *ret_taken = taken;
     return 0;
@@ -78,18 +126,34 @@ static void look_at_health(struct kvt_device_set *set)
                           memory_order_relaxed);
 }
 
+static uint32_t reap_from(struct kvt_device_set *set, uint32_t zone, struct kvt_xfer *ret_xfers[],
+                          uint32_t max)
+{
+    uint32_t count = kvt_tier_reap(set->members[zone].tier, ret_xfers, max);
+
+    for (uint32_t i = 0; i < count; i++) {
+        struct kvt_device_member *host = host_of(set, ret_xfers[i], zone);
+
+        if (host != NULL)
+            (void)atomic_fetch_sub_explicit(&host->guests, 1, memory_order_seq_cst);
+    }
+    return count;
+}
+
 /* A share for each GPU first, then what room is left, beginning with another one each time. */
 static uint32_t set_reap(struct kvt_tier *tier, struct kvt_xfer *ret_xfers[], uint32_t max)
 {
     struct kvt_device_set *set = set_of(tier);
     uint32_t share = KVT_MAX(max / set->members_count, 1u), count = 0;
 
+    while (count < max && set->finished.head != NULL)
+        ret_xfers[count++] = kvt_worker_queue_pop(&set->finished);
     for (uint32_t round = 0; round < 2; round++)
         for (uint32_t i = 0; i < set->members_count && count < max; i++) {
             uint32_t zone = (set->reap_first + i) % set->members_count;
 
-            count += kvt_tier_reap(set->members[zone].tier, ret_xfers + count,
-                                   round == 0 ? KVT_MIN(share, max - count) : max - count);
+            count += reap_from(set, zone, ret_xfers + count,
+                               round == 0 ? KVT_MIN(share, max - count) : max - count);
         }
     set->reap_first = (set->reap_first + 1) % set->members_count;
     look_at_health(set);

@@ -29,6 +29,7 @@
 
 #include "tiers/device/gpu.h"
 #include "tiers/device/probe.h"
+#include "tiers/worker.h"
 
 #define KVT_DEVICE_HANDLES_MAX (KVT_SESSIONS_MAX * KVT_REGIONS_PER_SESSION_MAX)
 
@@ -76,6 +77,10 @@ struct kvt_device_member {
     uint64_t back_ns;          /* when it was put into service again; 0: not yet */
 
     bool was_in_service; /* the engine's view, in reap */
+    /* Transfers of other GPUs with memory of engines on this one: it is not reset before they are
+     * over. The engine counts, then looks whether the member is served; the control thread looks at
+     * the count when it is not. */
+    _Atomic uint32_t guests;
 };
 
 struct kvt_device_set {
@@ -86,7 +91,8 @@ struct kvt_device_set {
     struct kvt_device_member members[KVT_ZONES_MAX];
     struct kvt_device_gpu refused[KVT_ZONES_MAX];
     pthread_mutex_t words;
-    uint32_t outstanding, reap_first; /* the engine's */
+    uint32_t outstanding, reap_first; /* the engine's, and so is: */
+    struct kvt_worker_queue finished; /* what no GPU had to see */
     atomic_bool is_stopping;
     atomic_uint members_left; /* whose control thread has not ended */
     bool is_pinned;           /* L2, by us */
