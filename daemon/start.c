@@ -237,6 +237,7 @@ static int start_engine(void *ctx)
         .namespaces = daemon->l3.namespaces,
         .namespaces_missing = daemon->l3.namespaces_missing,
         .l1 = kvt_start_l1_stats(daemon),
+        .gpu_memory = kvt_start_l1_gpu_memory(daemon),
         .load_wait_ns = config->l3.load_wait_ns,
         .notify = kvt_server_notify,
         .doorbell = &daemon->doorbell,

@@ -12,18 +12,6 @@
  * deadline means something. */
 #define INFLIGHT_MAX 1024u
 
-/* "GPU-1b2c3d4e-...", as nvidia-smi -L writes it. */
-#define UUID_TEXT_BYTES 48u
-
-static void format_uuid(const uint8_t uuid[KVT_CUDA_UUID_BYTES], char ret_text[UUID_TEXT_BYTES])
-{
-    size_t at = (size_t)snprintf(ret_text, UUID_TEXT_BYTES, "GPU");
-
-    for (uint32_t i = 0; i < KVT_CUDA_UUID_BYTES; i++)
-        at += (size_t)snprintf(ret_text + at, UUID_TEXT_BYTES - at, "%s%02x",
-                               i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
-}
-
 static struct kvt_device_config device_config(struct kvt_daemon *daemon)
 {
     const struct kvt_config *config = daemon->config;
@@ -53,26 +41,31 @@ static struct kvt_device_config device_config(struct kvt_daemon *daemon)
     };
 }
 
-/* One line a GPU. */
-static void log_gpu(const struct kvt_device_gpu *gpu, const struct kvt_device_report *report)
+/* One line a GPU; of one that is not there there is no more than the reason. */
+static void log_refused(const struct kvt_device_gpu *gpu)
 {
-    char uuid[UUID_TEXT_BYTES], arena[KVT_SIZE_TEXT_BYTES], node[32] = "";
+    char uuid[KVT_GPU_UUID_TEXT_BYTES];
 
-    format_uuid(gpu->info.uuid, uuid);
-    if (gpu->state == KVT_GPU_REFUSED) {
-        kvt_log_warn("L1: GPU %d %s (%s) is not used: %s", gpu->index, gpu->info.name, uuid,
-                     gpu->why);
-        return;
-    }
+    kvt_gpu_uuid_text(gpu->info.uuid, uuid);
+    if (gpu->info.name[0] == '\0')
+        kvt_log_warn("L1: not used: %s", gpu->why);
+    else
+        kvt_log_warn("L1: not used: %s (%s, %s)", gpu->why, gpu->info.name, uuid);
+}
+
+static void log_used(const struct kvt_device_gpu *gpu, const struct kvt_device_report *report)
+{
+    char uuid[KVT_GPU_UUID_TEXT_BYTES], arena[KVT_SIZE_TEXT_BYTES], node[32] = "";
+    bool has_why = !report->is_host_pinned && report->pin_why[0] != '\0';
+
+    kvt_gpu_uuid_text(gpu->info.uuid, uuid);
     if (gpu->numa_node >= 0)
         (void)snprintf(node, sizeof(node), ", NUMA node %d", gpu->numa_node);
     kvt_size_format_short(gpu->arena_bytes, arena);
     kvt_log_info("L1: GPU %d %s (%s), arena of %s, sm_%u%s, copies to L2 %s%s%s%s", gpu->index,
                  gpu->info.name, uuid, arena, gpu->info.sm, node,
                  report->is_host_pinned ? "by the copy engine (it is pinned)" : "through staging",
-                 !report->is_host_pinned && report->pin_why[0] != '\0' ? " (" : "",
-                 report->is_host_pinned ? "" : report->pin_why,
-                 !report->is_host_pinned && report->pin_why[0] != '\0' ? ")" : "");
+                 has_why ? " (" : "", has_why ? report->pin_why : "", has_why ? ")" : "");
 }
 
 static void log_open(const struct kvt_daemon *daemon)
@@ -83,8 +76,12 @@ static void log_open(const struct kvt_daemon *daemon)
 
     kvt_size_format_short(tier->capacity_bytes, size);
     kvt_log_info("L1: %s, %s", size, tier->detail);
-    for (uint32_t i = 0; kvt_device_gpu(tier, i, &gpu); i++)
-        log_gpu(&gpu, &daemon->l1.report);
+    for (uint32_t i = 0; kvt_device_gpu(tier, i, &gpu); i++) {
+        if (gpu.state == KVT_GPU_REFUSED)
+            log_refused(&gpu);
+        else
+            log_used(&gpu, &daemon->l1.report);
+    }
 }
 
 static int fail(struct kvt_daemon *daemon, enum kvt_exit how, int r)
@@ -152,4 +149,22 @@ struct kvt_engine_l1 kvt_start_l1_stats(const struct kvt_daemon *daemon)
         .report = daemon->config->l1.backend == KVT_CONFIG_L1_NONE ? NULL : &daemon->l1.report,
         .is_export_allowed = daemon->config->l1.is_export,
     };
+}
+
+static int open_region(void *ctx, const struct kvt_device_memory *memory,
+                       struct kvt_region *ret_region, char ret_why[KVT_DEVICE_WHY_BYTES])
+{
+    return kvt_device_region_open(ctx, memory, ret_region, ret_why);
+}
+
+static void close_region(void *ctx, struct kvt_region *region)
+{
+    kvt_device_region_close(ctx, region);
+}
+
+struct kvt_engine_gpu_memory kvt_start_l1_gpu_memory(const struct kvt_daemon *daemon)
+{
+    /* Without an L1 on GPUs open says so, which is what the client hears. */
+    return (struct kvt_engine_gpu_memory){
+        .ctx = daemon->tiers[KVT_TIER_DEVICE], .open = open_region, .close = close_region};
 }

@@ -21,3 +21,5 @@ int kvt_start_l1(void *ctx); /* steps: see daemon/base/steps.h */
 void kvt_undo_l1(void *ctx);
 /* What the engine tells of it in Stats. */
 struct kvt_engine_l1 kvt_start_l1_stats(const struct kvt_daemon *daemon);
+/* How the engine opens memory of engines on GPUs; until the tier is closed. */
+struct kvt_engine_gpu_memory kvt_start_l1_gpu_memory(const struct kvt_daemon *daemon);

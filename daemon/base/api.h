@@ -543,8 +543,10 @@ struct kvt_api_gpu_path {
     uint64_t bytes, transfers;
 };
 
+#define KVT_API_GPU_INDEX_NONE UINT32_MAX
+
 struct kvt_api_gpu_stats { /* one GPU of L1, used or refused */
-    uint32_t index;
+    uint32_t index;        /* CUDA's; NONE: no such GPU, it was named by UUID */
     uint8_t uuid[KVT_CUDA_UUID_BYTES];
     struct kvt_text name, pci;
     int32_t numa_node; /* -1: not known */

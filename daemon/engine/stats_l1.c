@@ -83,7 +83,7 @@ static bool gpu_stats(const struct kvt_engine *engine, struct kvt_op *op,
                       const struct kvt_device_gpu *from, struct kvt_api_gpu_stats *to)
 {
     *to = (struct kvt_api_gpu_stats){
-        .index = (uint32_t)KVT_MAX(from->index, 0),
+        .index = from->index < 0 ? KVT_API_GPU_INDEX_NONE : (uint32_t)from->index,
         .name = text_of(from->info.name, sizeof(from->info.name)),
         .pci = text_of(from->info.pci, sizeof(from->info.pci)),
         .numa_node = from->numa_node,

@@ -1,5 +1,5 @@
-/* L1's part of the daemon's start, against a device tier that answers what the test wants: which
- * configuration it is given, what the log says, and how the daemon goes on. */
+/* L1's part of the daemon's start, against a device tier that answers what the test wants (--wrap):
+ * which configuration it is given, what the log says, and how the daemon goes on. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -13,7 +13,7 @@ static struct {
     int result;
     struct kvt_device_report report;
     struct kvt_device_config given;
-    struct kvt_device_gpu gpus[2];
+    struct kvt_device_gpu gpus[3];
     uint32_t gpus_count, opens, closes;
 } fake;
 
@@ -26,17 +26,25 @@ static void fake_close(struct kvt_tier *tier)
 static const struct kvt_tier_ops fake_ops = {.name = "device", .close = fake_close};
 static struct kvt_tier fake_tier = {
     .ops = &fake_ops, .capacity_bytes = 2 * KVT_GIB, .detail = "2 GPUs"};
+uint8_t *__wrap_kvt_host_memory(const struct kvt_tier *tier);
+int __wrap_kvt_device_open(struct kvt_tier **ret_tier, const struct kvt_device_config *config,
+                           struct kvt_device_report *ret_report);
+uint32_t __wrap_kvt_device_numa_nodes(const struct kvt_device_config *config,
+                                      int ret_nodes[KVT_ZONES_MAX]);
+bool __wrap_kvt_device_gpu(const struct kvt_tier *tier, uint32_t idx,
+                           struct kvt_device_gpu *ret_gpu);
+
 static struct kvt_tier l2 = {.ops = &fake_ops, .capacity_bytes = KVT_GIB};
 static uint8_t l2_memory;
 
-uint8_t *kvt_host_memory(const struct kvt_tier *tier)
+uint8_t *__wrap_kvt_host_memory(const struct kvt_tier *tier)
 {
     assert_ptr_equal(tier, &l2);
     return &l2_memory;
 }
 
-int kvt_device_open(struct kvt_tier **ret_tier, const struct kvt_device_config *config,
-                    struct kvt_device_report *ret_report)
+int __wrap_kvt_device_open(struct kvt_tier **ret_tier, const struct kvt_device_config *config,
+                           struct kvt_device_report *ret_report)
 {
     fake.opens++;
     fake.given = *config;
@@ -46,14 +54,16 @@ int kvt_device_open(struct kvt_tier **ret_tier, const struct kvt_device_config *
     return fake.result;
 }
 
-uint32_t kvt_device_numa_nodes(const struct kvt_device_config *config, int ret_nodes[KVT_ZONES_MAX])
+uint32_t __wrap_kvt_device_numa_nodes(const struct kvt_device_config *config,
+                                      int ret_nodes[KVT_ZONES_MAX])
 {
     fake.given = *config;
     ret_nodes[0] = 3;
     return 1;
 }
 
-bool kvt_device_gpu(const struct kvt_tier *tier, uint32_t idx, struct kvt_device_gpu *ret_gpu)
+bool __wrap_kvt_device_gpu(const struct kvt_tier *tier, uint32_t idx,
+                           struct kvt_device_gpu *ret_gpu)
 {
     if (tier != &fake_tier || idx >= fake.gpus_count)
         return false;
@@ -212,6 +222,22 @@ static void test_numa_nodes(void **state)
     assert_null(fake.given.host_memory);
 }
 
+/* Without an L1 on GPUs memory of engines on one is refused, in words; what was not opened is
+ * nothing to close. */
+static void test_gpu_memory(void **state)
+{
+    struct kvt_daemon daemon = {.config = NULL};
+    const struct kvt_engine_gpu_memory memory = kvt_start_l1_gpu_memory(&daemon);
+    const struct kvt_device_memory what = {.bytes = 4096};
+    char why[KVT_DEVICE_WHY_BYTES] = "";
+    struct kvt_region region = {0};
+
+    (void)state;
+    assert_int_equal(memory.open(memory.ctx, &what, &region, why), KVT_REGION_E_NO_GPU);
+    assert_true(why[0] != '\0');
+    memory.close(memory.ctx, &region);
+}
+
 /* One line of each GPU, used or refused. */
 static void test_lines(void **state)
 {
@@ -220,7 +246,7 @@ static void test_lines(void **state)
     char log[2048];
 
     (void)state;
-    fake.gpus_count = 2;
+    fake.gpus_count = 3;
     fake.gpus[0] = (struct kvt_device_gpu){
         .info = {.uuid = {0x1b, 0x2c, 0x3d, 0x4e, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0xff},
                  .name = "NVIDIA H200",
@@ -231,7 +257,9 @@ static void test_lines(void **state)
                                            .index = 3,
                                            .numa_node = -1,
                                            .state = KVT_GPU_REFUSED,
-                                           .why = "it is in exclusive mode and busy"};
+                                           .why = "GPU 3 is in exclusive mode and busy"};
+    fake.gpus[2] = (struct kvt_device_gpu){
+        .index = 7, .state = KVT_GPU_REFUSED, .why = "no GPU 7; there are: 0"};
     fake.report.is_host_pinned = true;
     assert_int_equal(start(&daemon, cuda, log, sizeof(log)), 0);
     assert_non_null(strstr(log, "L1: 2.00 GiB, 2 GPUs\n"));
@@ -239,9 +267,10 @@ static void test_lines(void **state)
         strstr(log, "L1: GPU 0 NVIDIA H200 (GPU-1b2c3d4e-0506-0708-090a-0b0c0d0e0fff), arena of "
                     "1.00 GiB, sm_90, NUMA node 1, copies to L2 by the copy engine (it is "
                     "pinned)\n"));
-    assert_non_null(strstr(log, "L1: GPU 3 NVIDIA L4 (GPU-00000000-0000-0000-0000-000000000000) is "
-                                "not used: it is in exclusive mode and busy\n"));
-    assert_int_equal(lines_of(log), 3);
+    assert_non_null(strstr(log, "L1: not used: GPU 3 is in exclusive mode and busy (NVIDIA L4, "
+                                "GPU-00000000-0000-0000-0000-000000000000)\n"));
+    assert_non_null(strstr(log, "L1: not used: no GPU 7; there are: 0\n"));
+    assert_int_equal(lines_of(log), 4);
     fake.report.is_host_pinned = false;
     (void)snprintf(fake.report.pin_why, sizeof(fake.report.pin_why), "out of memory");
     assert_int_equal(start(&daemon, cuda, log, sizeof(log)), 0);
@@ -255,6 +284,7 @@ int main(void)
         cmocka_unit_test_setup(test_failures, reset),
         cmocka_unit_test_setup(test_configuration_is_handed_on, reset),
         cmocka_unit_test_setup(test_numa_nodes, reset),
+        cmocka_unit_test_setup(test_gpu_memory, reset),
         cmocka_unit_test_setup(test_lines, reset),
     };
 

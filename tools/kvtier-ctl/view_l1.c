@@ -31,8 +31,11 @@ const char *kvt_ctl_gpu_name(char buf[KVT_CTL_TEXT_BYTES], const struct kvt_api_
 {
     char name[KVT_CTL_TEXT_BYTES];
 
-    (void)snprintf(buf, KVT_CTL_TEXT_BYTES, "GPU %u %.100s", gpu->index,
-                   kvt_ctl_clean(name, gpu->name));
+    if (gpu->index == KVT_API_GPU_INDEX_NONE)
+        (void)snprintf(buf, KVT_CTL_TEXT_BYTES, "GPU ?");
+    else
+        (void)snprintf(buf, KVT_CTL_TEXT_BYTES, "GPU %u%s%.100s", gpu->index,
+                       gpu->name.bytes > 0 ? " " : "", kvt_ctl_clean(name, gpu->name));
     return buf;
 }
 
@@ -79,7 +82,10 @@ static void view_gpus(const struct kvt_ctl_view *view, const struct kvt_ans_stat
     for (uint32_t i = 0; i < stats->gpus_count; i++) {
         const struct kvt_api_gpu_stats *gpu = &stats->gpus[i];
 
-        kvt_table_cell(table, "%u", gpu->index);
+        if (gpu->index == KVT_API_GPU_INDEX_NONE)
+            kvt_table_cell(table, "-");
+        else
+            kvt_table_cell(table, "%u", gpu->index);
         kvt_table_cell(table, "%s", kvt_ctl_clean(text, gpu->name));
         kvt_table_cell(table, "%s", kvt_ctl_gpu_state_text(gpu->state));
         kvt_table_cell(table, "%u", gpu->sm);
@@ -257,11 +263,12 @@ static void json_counts(struct kvt_json *json, const struct kvt_api_gpu_stats *g
     kvt_json_u64(json, "dequantised_bytes", gpu->dequantised_bytes);
 }
 
-/* numa_node is left out where it is not known. */
+/* index and numa_node are left out where they are not known. */
 static void json_gpu(struct kvt_json *json, const struct kvt_api_gpu_stats *gpu)
 {
     kvt_json_object(json, NULL);
-    kvt_json_u64(json, "index", gpu->index);
+    if (gpu->index != KVT_API_GPU_INDEX_NONE)
+        kvt_json_u64(json, "index", gpu->index);
     kvt_json_hex(json, "uuid", gpu->uuid, KVT_CUDA_UUID_BYTES);
     text(json, "name", gpu->name);
     text(json, "pci", gpu->pci);
