@@ -81,7 +81,9 @@ struct kvt_fake_cuda_config {
     bool has_executor;    /* a thread works on the queues, too */
     bool is_landing_late; /* after a sticky error what is queued goes on happening until reset */
     bool is_never_torn;   /* no copy in two halves: faster */
-    uint32_t lose_every;  /* about every so many calls a device is lost, for no reason; 0: never */
+    bool
+        may_gather_none; /* gather of no block is no bug: the kernels allow it, the tier does not */
+    uint32_t lose_every; /* about every so many calls a device is lost, for no reason; 0: never */
     /* What kernels do: kvt_kernels_host(), or the shim's. */
     const struct kvt_kernels *kernels;
 };
