@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/kvt_kernels.h"
 #include "tests/common/check.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -83,10 +84,39 @@ static void take_region(struct scene_region *region, struct scene_input *input)
     ASAN_POISON_MEMORY_REGION(region->memory + region->bytes, GUARD_BYTES);
 }
 
+/* Small planes, and pieces that are whole ones but for now and then. */
+static void take_quant(struct scene *scene, uint32_t i, uint8_t kinds, struct scene_input *input)
+{
+    struct kvt_api_quant *quant = &scene->quant[i];
+    uint32_t plane_bytes;
+
+    *quant = (struct kvt_api_quant){.kind = 1u + kinds % 2,
+                                    .elem = 1u + kinds / 2 % 2,
+                                    .order = 1u + kinds / 4 % 2,
+                                    .plane_tokens = 16u >> scene_below(input, 2),
+                                    .heads = 1 + (uint32_t)scene_below(input, 3),
+                                    .head_dim = 1 + (uint32_t)scene_below(input, 6)};
+    plane_bytes = 2 * quant->plane_tokens * quant->heads * quant->head_dim;
+    if (scene_u8(input) >= 0xf0) {
+        input->was_wild = true;
+        return;
+    }
+    for (uint32_t p = 0; p < scene->layouts[i].pieces_count; p++) {
+        struct kvt_api_piece *piece = &scene->pieces[i][p];
+
+        input->was_wild |= piece->bytes < plane_bytes; /* it may not lie in its region any more */
+        piece->bytes = KVT_MAX(piece->bytes / plane_bytes, 1u) * plane_bytes;
+        piece->offset_bytes -= piece->offset_bytes % 2;
+        piece->stride_bytes = KVT_MAX(piece->stride_bytes, (uint64_t)piece->bytes);
+        piece->stride_bytes -= piece->stride_bytes % 2;
+    }
+}
+
 static void take_layout(struct scene *scene, uint32_t i, struct scene_input *input)
 {
     struct kvt_api_layout *layout = &scene->layouts[i];
     uint64_t payload_bytes = 0;
+    uint8_t kinds;
 
     layout->component = scene_u8(input) < 0xf8 ? i : (uint32_t)scene_wild(input, 3);
     input->was_wild |= layout->component != i;
@@ -104,10 +134,14 @@ static void take_layout(struct scene *scene, uint32_t i, struct scene_input *inp
         piece->bytes = 1 + (uint32_t)scene_wild(input, KVT_MIN(room, (uint64_t)PIECE_BYTES_MAX));
         piece->offset_bytes = scene_wild(input, piece->bytes <= room ? room - piece->bytes + 1 : 1);
         piece->stride_bytes = piece->bytes + scene_wild(input, 200);
-        payload_bytes += piece->bytes;
     }
+    kinds = scene_u8(input);
+    if (kinds >= 0xc0 && kinds < 0xfa)
+        take_quant(scene, i, kinds, input);
+    for (uint32_t p = 0; p < layout->pieces_count; p++)
+        payload_bytes += scene->pieces[i][p].bytes;
     scene->bytes_per_block[i] = payload_bytes * layout->engine_blocks_per_block;
-    if (scene_u8(input) >= 0xfa) {
+    if (kinds >= 0xfa) {
         scene->bytes_per_block[i] += scene_wild(input, 3);
         input->was_wild = true;
     }
@@ -251,18 +285,48 @@ static uint8_t *payload_new(struct scene *scene, uint32_t component, uint64_t bl
     return scene->payload[component][block_idx];
 }
 
+/* What is kept of a quantised component comes back as its codes. */
+static void convert(const struct scene *scene, uint32_t component, uint8_t *payload)
+{
+    const struct kvt_api_quant *quant = &scene->quant[component];
+    uint64_t bytes = scene->bytes_per_block[component];
+    struct kvt_quant_batch batch = {.spec = {.kind = (uint8_t)quant->kind,
+                                             .elem = (uint8_t)quant->elem,
+                                             .order = (uint8_t)quant->order,
+                                             .plane_tokens = quant->plane_tokens,
+                                             .heads = quant->heads,
+                                             .head_dim = quant->head_dim},
+                                    .jobs_count = 1};
+    struct kvt_quant_job job = {.raw = (uintptr_t)payload};
+    uint8_t *stored;
+
+    if (quant->kind == 0)
+        return;
+    stored = malloc(kvt_quant_bytes(&batch.spec, bytes));
+    CHECK(stored != NULL);
+    job.quantised = (uintptr_t)stored;
+    job.planes_count = job.end_plane = batch.planes_max =
+        (uint32_t)(bytes / kvt_quant_plane_bytes(&batch.spec));
+    batch.jobs = (uintptr_t)&job;
+    CHECK(kvt_kernels_host()->quantise(NULL, &batch) == 0);
+    CHECK(kvt_kernels_host()->dequantise(NULL, &batch) == 0);
+    free(stored);
+}
+
 void scene_store(struct scene *scene, const struct kvt_api_layout *layout, uint64_t block_idx,
                  const uint64_t *ids)
 {
     for (uint32_t b = 0; b < layout->engine_blocks_per_block; b++)
         CHECK(ids[b] != KVT_ENGINE_BLOCK_NONE);
     walk(scene, layout, ids, payload_new(scene, layout->component, block_idx), true, take_byte);
+    convert(scene, layout->component, scene->payload[layout->component][block_idx]);
 }
 
 void scene_store_inline(struct scene *scene, uint32_t component, uint64_t block_idx,
                         const uint8_t *payload)
 {
     memcpy(payload_new(scene, component, block_idx), payload, scene->bytes_per_block[component]);
+    convert(scene, component, scene->payload[component][block_idx]);
 }
 
 static void expect_byte(struct scene *scene, struct scene_region *region, uint64_t at,

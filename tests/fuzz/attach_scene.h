@@ -1,6 +1,7 @@
 /* A session's memory and geometry as the input of fuzz_attach describes them, and a model of what
  * they mean: byte by byte, from the definition in docs/api.md, with arithmetic that cannot
- * overflow. It knows nothing of the daemon's code.
+ * overflow. It knows nothing of the daemon's code, but for the kernels that convert what is
+ * quantised.
  *
  * Regions lie in memory of exactly their declared size between guards: poisoned for ASan, and
  * compared where there is no sanitizer. */
@@ -40,6 +41,7 @@ struct scene {
     struct kvt_api_layout layouts[SCENE_COMPONENTS_MAX]; /* as the request has them */
     struct kvt_api_piece pieces[SCENE_COMPONENTS_MAX][SCENE_PIECES_MAX];
     uint64_t bytes_per_block[SCENE_COMPONENTS_MAX];
+    struct kvt_api_quant quant[SCENE_COMPONENTS_MAX];
     uint8_t *payload[SCENE_COMPONENTS_MAX][SCENE_BLOCKS_MAX]; /* stored; NULL: not */
     uint32_t blocks;
 };
@@ -56,7 +58,7 @@ void scene_fill(struct scene *scene, uint8_t seed);     /* regions hold bytes th
 void scene_scribble(struct scene *scene, uint8_t byte); /* and expect to stay so */
 /* Ends the program when a guard was written over. */
 void scene_check_guards(const struct scene *scene);
-/* Keeps the payload that the regions hold for a block. */
+/* Keeps the payload that the regions hold for a block, as it has to come back. */
 void scene_store(struct scene *scene, const struct kvt_api_layout *layout, uint64_t block_idx,
                  const uint64_t *ids);
 void scene_store_inline(struct scene *scene, uint32_t component, uint64_t block_idx,

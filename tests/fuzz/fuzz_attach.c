@@ -65,7 +65,8 @@ static bool open_namespace(struct run *run)
         req->components[c] =
             (struct kvt_api_component){.kind = c == 0 ? 1 : 2,
                                        .window_tokens = c == 0 ? 0 : 1000,
-                                       .bytes_per_block = run->scene.bytes_per_block[c]};
+                                       .bytes_per_block = run->scene.bytes_per_block[c],
+                                       .quant = run->scene.quant[c]};
     req->model = (struct kvt_text){"fuzz", 4};
     if (!pass_codec(run))
         return false;
@@ -153,6 +154,19 @@ static struct kvt_api_moves take_moves(struct run *run, uint32_t component, bool
                                   .engine_blocks_count = count * each};
 }
 
+/* Elements of quantised components have to lie at even places of inline data. */
+static bool is_inline_even(const struct run *run, const struct kvt_api_moves *moves)
+{
+    uint64_t at = 0;
+
+    for (uint32_t c = 0; c < run->scene.components_count; c++) {
+        if (run->scene.quant[c].kind != 0 && at % 2 != 0)
+            return false;
+        at += moves[c].count * run->scene.bytes_per_block[c];
+    }
+    return true;
+}
+
 /* @moves of every component; true when all of them must be accepted. */
 static bool take_all_moves(struct run *run, struct kvt_api_moves *moves, bool may_leave_alone)
 {
@@ -160,7 +174,8 @@ static bool take_all_moves(struct run *run, struct kvt_api_moves *moves, bool ma
 
     for (uint32_t c = 0; c < run->scene.components_count; c++)
         moves[c] = take_moves(run, c, may_leave_alone, &is_honest);
-    return is_honest || run->is_inline; /* ids of inline payload are not looked at */
+    /* Ids of inline payload are not looked at. */
+    return run->is_inline ? is_inline_even(run, moves) : is_honest;
 }
 
 static uint64_t payload_bytes(const struct run *run, const struct kvt_api_moves *moves)
