@@ -127,7 +127,8 @@ static void zone_lose(struct kvt_store *store, uint32_t idx, bool is_off)
     kvt_slab_zone_close(store->tiers[KVT_TIER_DEVICE].slab, idx);
     store->is_woken = true;
     if (!is_off)
-        kvt_log_warn("L1: %s is out of service: what only it had is forgotten, L2 and L3 go on",
+        kvt_log_warn("L1: %s is out of service (kvtier-ctl devices says why): what only it had is "
+                     "forgotten, L2 and L3 go on",
                      zone_name(store, idx));
 }
 
