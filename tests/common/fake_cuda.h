@@ -109,6 +109,7 @@ void kvt_fake_cuda_pause_fail(bool is_paused);
 bool kvt_fake_cuda_has_failed(void);
 /* The context of the device is lost now: all calls on it answer @error until it is reset. */
 void kvt_fake_cuda_lose(uint32_t device, int error);
+bool kvt_fake_cuda_is_lost(uint32_t device);
 /* From now on a reset does (not) help: it answers the sticky error again. */
 void kvt_fake_cuda_set_reset_works(uint32_t device, bool is_working);
 /* Of the next operations that move bytes, the @nth moves its first half only, or turns one bit of

@@ -281,6 +281,16 @@ void kvt_fake_cuda_lose(uint32_t device, int error)
     unlock();
 }
 
+bool kvt_fake_cuda_is_lost(uint32_t device)
+{
+    bool is_lost;
+
+    lock();
+    is_lost = fake_cuda.devices[device].lost != 0;
+    unlock();
+    return is_lost;
+}
+
 void kvt_fake_cuda_set_reset_works(uint32_t device, bool is_working)
 {
     lock();

@@ -1,0 +1,179 @@
+"""The whole daemon with L1 on GPUs, which are a fake: ordinary memory behind an asynchronous CUDA
+runtime that reorders, fails and loses its contexts as a seed says (kvtierd-fake-cuda).
+
+    gpu_program.py SOURCE_ROOT BUILD KVTIERD [--reduced] [--seed N] [unittest arguments]
+
+Engines are kvtier-bench's, which verify every byte. When the daemon stops, the fake ends it if
+anything was left open. The seed is printed."""
+import os
+import sys
+import time
+import unittest
+
+ROOT = BUILD = PROGRAM = ""
+IS_REDUCED = False
+SEED = 0
+MIB = 1 << 20
+FAULTS = ["--abort-every", "5", "--cancel-every", "7", "--late-us", "1000"]
+
+
+class Daemon(unittest.TestCase):
+    def start(self, fake, l1="8MiB", l2=16 * MIB, l3=64 * MIB, settings=()):
+        daemon = scratch.ScratchDaemon(BUILD, 0, l2, l3, settings=[
+            "stop.drain=false", "tiers.l1.backend=cuda", f"tiers.l1.bytes={l1}",
+            "tiers.l1.headroom=1MiB", "tiers.l1.staging=2MiB", "tiers.l1.retry_min=20ms",
+            "tiers.l1.retry_max=200ms", *settings])
+        daemon.program = PROGRAM
+        daemon.environment["KVT_FAKE_CUDA"] = f"seed={SEED},{fake}"
+        self.daemon = daemon
+        daemon.__enter__()
+        self.addCleanup(daemon.clean_up)
+
+    def log_lines(self, word):
+        with open(self.daemon.log_path, encoding="utf-8", errors="replace") as log:
+            return [line.rstrip() for line in log if word in line]
+
+    def arguments(self, *more, count=None):
+        count = count or (60 if IS_REDUCED else 200)
+        return ["synth", "--socket", self.daemon.socket, "--seed", str(SEED), "--namespace",
+                self.id(), "--limit", str(count), "--layers", "2", "--bytes-per-token", "96",
+                "--window", "300", "--state-bytes", "1600", "--deadline", "60000", "--quiet",
+                *more]
+
+    def check(self, status, result):
+        self.assertEqual(result["wrong_bytes"], 0, result)
+        self.assertEqual(status, 0, result)
+        self.daemon.check_alive()
+        until = time.monotonic() + 20
+        while True:
+            stats = self.daemon.stats()
+            left = {name: stats[name] for name in ("leases", "tickets", "reserved_copies", "pins")}
+            if not any(left.values()) or time.monotonic() > until:
+                break
+            time.sleep(0.05)
+        self.assertEqual(set(left.values()), {0}, left)
+
+    def run_bench(self, *more, count=None):
+        status, result = scratch.bench_run(BUILD, self.arguments(*more, count=count))
+        self.check(status, result)
+        return result
+
+    def run_paged(self, *more):
+        return self.run_bench("--paged", "--concurrency", "6", "--store-output", "--ranks", "2",
+                              *more)
+
+    def l1_hits(self, result):
+        return result["hit_tokens_by_tier"]["L1"]
+
+
+class NoGpu(Daemon):
+    """What keeps a GPU from being used is one line, and the daemon serves without it."""
+
+    def check_off(self, fake, *words, **more):
+        with self.subTest(fake=fake):
+            self.start(fake, **more)
+            lines = self.log_lines("L1: off")
+            self.assertEqual(len(lines), 1, lines)
+            for word in words:
+                self.assertIn(word, lines[0])
+            result = self.run_bench("--preset", "window", "--store-output", count=20)
+            self.assertEqual(self.l1_hits(result), 0)
+            self.assertGreater(result["hit_tokens"], 0)
+            self.daemon.stop()
+            self.daemon.clean_up()
+
+    def test_no_driver(self):
+        self.check_off("no_driver=1", "driver")
+
+    def test_an_old_driver(self):
+        self.check_off("driver=12020", "12.2", "13.0")
+
+    def test_no_device(self):
+        self.check_off("devices=0", "no GPU")
+
+    def test_busy_in_exclusive_mode(self):
+        self.check_off("busy=1", "exclusive")
+
+    def test_prohibited(self):
+        self.check_off("prohibited=1", "GPU 0")
+
+    def test_too_large(self):
+        self.check_off("bytes=64MiB", "GPU 0", "free", l1="128MiB")
+
+
+class Replay(Daemon):
+    def test_one_gpu(self):
+        self.start("devices=1")
+        result = self.run_bench("--preset", "window", "--concurrency", "4")
+        self.assertGreater(self.l1_hits(result), 0)
+        self.daemon.stop()
+
+    def test_paged(self):
+        self.start("devices=1")
+        result = self.run_paged("--preset", "hybrid", *FAULTS)
+        self.assertGreater(self.l1_hits(result), 0)
+        self.daemon.stop()
+
+    def test_two_gpus_and_engines_that_are_killed(self):
+        self.start("devices=2")
+        self.run_paged("--preset", "window", "--engines", "2", "--kill-engine-every", "25",
+                       "--kill-rank-every", "12", *FAULTS)
+        self.daemon.stop()
+
+    def test_a_thread_that_does_the_work(self):
+        self.start("devices=1,executor=1")
+        result = self.run_paged("--preset", "window", *FAULTS)
+        self.assertGreater(self.l1_hits(result), 0)
+        self.daemon.stop()
+
+    def test_host_backend(self):
+        self.start("devices=1", settings=["tiers.l1.backend=host"])
+        result = self.run_paged("--preset", "hybrid", *FAULTS)
+        self.assertGreater(self.l1_hits(result), 0)
+        self.daemon.stop()
+
+
+class Losses(Daemon):
+    def losses(self):
+        return sum(gpu["losses"] for gpu in self.daemon.stats()["gpus"])
+
+    def test_contexts_that_are_lost(self):
+        self.start("devices=2,lose_every=4000,late=1")
+        self.run_paged("--preset", "window", *FAULTS)
+        self.run_paged("--preset", "hybrid")
+        self.assertGreater(self.losses(), 0)
+        self.assertGreater(sum(gpu["revivals"] for gpu in self.daemon.stats()["gpus"]), 0)
+        self.daemon.stop()
+
+    def test_a_reset_that_does_not_help(self):
+        self.start("devices=1,lose_every=1000,broken_resets=1")
+        self.run_paged("--preset", "window")
+        self.assertGreater(self.losses(), 0)
+        gpu = self.daemon.stats()["gpus"][0]
+        self.assertEqual(gpu["state"], "lost")
+        self.assertIn("restart the daemon", gpu["why"])
+        # L2 and L3 go on.
+        self.assertGreater(self.run_paged("--preset", "full")["hit_tokens"], 0)
+        self.daemon.stop()
+
+
+def main():
+    global ROOT, BUILD, PROGRAM, IS_REDUCED, SEED, scratch
+    ROOT, BUILD, PROGRAM = sys.argv[1:4]
+    rest = sys.argv[4:]
+    if "--reduced" in rest:
+        rest.remove("--reduced")
+        IS_REDUCED = True
+    SEED = int.from_bytes(os.urandom(3), "little")
+    if "--seed" in rest:
+        at = rest.index("--seed")
+        SEED = int(rest[at + 1])
+        del rest[at:at + 2]
+    print(f"seed {SEED}", flush=True)
+    sys.path.insert(0, os.path.join(ROOT, "tools", "lib"))
+    import scratch  # noqa: E402 (its place is known only now)
+    unittest.main(argv=[sys.argv[0], *rest])
+
+
+if __name__ == "__main__":
+    main()
