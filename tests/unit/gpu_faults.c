@@ -410,6 +410,30 @@ static void test_open_fails(void **state)
     kvt_doorbell_deinit(&bell);
 }
 
+/* L2 could not be pinned again: it is reached through staging. */
+static void test_not_pinned_again(void **state)
+{
+    struct gpu_world *world = gpu_world_new(&plain);
+    struct kvt_xfer xfer;
+
+    (void)state;
+    kvt_gpu_lose(world->gpu, KVT_CUDA_ECC);
+    (void)kvt_gpu_turn(world->gpu);
+    world->config.is_unpinned = true; /* so the reset leaves it unpinned */
+    gpu_world_reset(world);
+    kvt_gpu_set_host_pinned(world->gpu, false);
+    gpu_world_take_back(world);
+    assert_int_equal(store(world, &xfer, 0), 0);
+    gpu_world_header(world, 0, &xfer);
+    xfer.src = xfer.dst;
+    xfer.dst = gpu_world_host(world, 0);
+    assert_int_equal(gpu_world_run(world, &xfer), 0);
+    assert_int_equal(
+        atomic_load(&kvt_gpu_counters(world->gpu)->path_transfers[KVT_GPU_STAGED_DOWN]), 1);
+    assert_int_equal(kvt_slot_check(gpu_world_slot(world, 0), &xfer.key), KVT_SLOT_OK);
+    gpu_world_free(world);
+}
+
 static void test_lost_with_a_thread(void **state)
 {
     struct gpu_world_config config = plain;
@@ -442,6 +466,7 @@ int main(void)
         cmocka_unit_test(test_no_room),
         cmocka_unit_test(test_client_gone),
         cmocka_unit_test(test_open_fails),
+        cmocka_unit_test(test_not_pinned_again),
         cmocka_unit_test(test_lost_with_a_thread),
     };
 

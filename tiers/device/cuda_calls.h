@@ -6,8 +6,8 @@
  * context is lost: after one, every call fails until device_reset.
  *
  * Where they are called: `set_device` is of the calling thread and comes before every other call
- * there. copies, launches, events: tier-thread-only, by the thread that made the stream. The rest:
- * any thread, but not while device_reset runs. */
+ * there. copies, launches, records and questions to events: tier-thread-only, one thread a stream.
+ * The rest: any thread, but not while device_reset runs. */
 #pragma once
 
 #include "daemon/base/def.h"

@@ -131,6 +131,8 @@ static bool turn_serving(struct kvt_gpu *gpu, uint64_t now_ns)
     for (uint32_t f = 0; f < gpu->flights_count; f++)
         if (gpu->flights[f].state == KVT_GPU_FLIGHT_RUNNING)
             has_moved |= kvt_gpu_flight_poll(gpu, &gpu->flights[f], now_ns);
+    if (kvt_gpu_service(gpu) != KVT_GPU_SERVING)
+        return true;
     has_moved |= kvt_gpu_lanes_start(gpu, now_ns);
     for (uint32_t f = 0; f < gpu->flights_count; f++)
         if (gpu->flights[f].state == KVT_GPU_FLIGHT_QUEUE)
@@ -303,6 +305,12 @@ int kvt_gpu_open(struct kvt_gpu **ret_gpu, const struct kvt_gpu_config *config, 
 failed:
     (void)kvt_gpu_close(gpu);
     return r;
+}
+
+void kvt_gpu_set_host_pinned(struct kvt_gpu *gpu, bool is_host_pinned)
+{
+    KVT_ASSERT(kvt_gpu_is_parked(gpu));
+    gpu->config.is_host_pinned = is_host_pinned; /* its thread reads it again after the revive */
 }
 
 int kvt_gpu_revive(struct kvt_gpu *gpu, int *ret_error)
