@@ -1,8 +1,9 @@
-"""Cases (10) and (11): a reset of the connector's cache, and damage to what a step waits for."""
+"""Cases (10) to (12): a reset of the connector's cache, damage to what a step waits for, and
+components that the daemon keeps quantised."""
 
 from __future__ import annotations
 
-from cases_basic import LENGTHS, all_at_once, nothing, one_by_one, whole_prompts
+from cases_basic import LENGTHS, NEAR, all_at_once, nothing, one_by_one, whole_prompts
 from cases_faults import ONLY_L2, damage_each, errors
 from engine import Request
 from world import World, block_tokens
@@ -56,3 +57,42 @@ def damaged_in_step(world: World) -> None:
     world.check(requests, healed)
     world.check_cached(healed, whole_prompts(requests, block))
     world.check_after(engine)
+
+
+def quantised(world: World) -> None:
+    """(12) `quantise`: hits as predicted, the same answers to the bit after each hit, through
+    shared memory and through a buffer, and near what was computed; the daemon keeps half."""
+    kinds = {"full": "fp8_e4m3"}
+    if "sliding_attention" in world.kinds:
+        kinds["sliding_window"] = "int8"
+    daemon = world.daemon()
+    shared = world.connected("shared", daemon, dtype="bfloat16", options={"quantise": kinds})
+    requests = world.requests(LENGTHS)
+    cold = one_by_one(shared, requests)
+    world.check_cached(cold, nothing(requests))
+    predicted = whole_prompts(requests, block_tokens(daemon))
+    staging = {"quantise": kinds, "memory": "staging", "staging_bytes": "1MiB"}
+    staged = world.connected("staged", daemon, dtype="bfloat16", options=staging)
+    warm = {}
+    for engine in (shared, shared, staged):
+        engine.settle()
+        engine.call("reset")
+        found = one_by_one(engine, requests)
+        world.check_cached(found, predicted)
+        warm = warm or found
+        for name, result in found.items():
+            assert result.answer == warm[name].answer, f"{name}: {engine.name} answers otherwise"
+    differ = 0
+    for name, result in warm.items():
+        computed, loaded = cold[name].answer, result.answer
+        differ += computed != loaded
+        first, other = dict(computed.logprobs[0]), dict(loaded.logprobs[0])
+        common = first.keys() & other.keys()
+        apart = max((abs(first[token] - other[token]) for token in common), default=NEAR)
+        assert apart < NEAR, f"{name}: {apart} between first tokens computed and loaded"
+    assert differ > 0, "nothing was quantised: loaded answers are those computed to the bit"
+    for component in daemon.stats()["namespaces"][0]["components"]:
+        kind = {"full": "full", "window": "sliding_window"}[component["kind"]]
+        assert component["quantisation"] == kinds[kind], component
+        assert component["stored_bytes_per_block"] < 0.53 * component["bytes_per_block"], component
+    world.check_after(shared, staged)

@@ -74,6 +74,8 @@ CASES += [
     Case(basic.hybrid_manager_off, "gemma3"),
     Case(options.cache_reset, "gemma3"),
     Case(options.damaged_in_step, "llama"),
+    Case(options.quantised, "llama"),
+    Case(options.quantised, "gemma3"),
     Case(apart.adapters_apart, "llama"),
     Case(http.http_server, "gemma3"),
 ]
