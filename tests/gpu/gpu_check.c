@@ -2,7 +2,8 @@
  * KVT_FAKE_CUDA says what machine it is; the device tier's threads need the executor. With
  * KVT_FAKE_CUDA_FLIP=n one bit of the n-th movement of bytes is wrong. With KVT_EXPECT_STATUS=n the
  * test is that the program ends with that status: it has to see the wrong bit, and to say that
- * there is no GPU. */
+ * there is no GPU. With
+ * KVT_LOSE_AT_KILL the death of the other process costs this one its context. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -16,10 +17,16 @@ static int lose(struct gpu_check *check)
     return KVT_CUDA_ILLEGAL_ADDRESS;
 }
 
+static void killed(struct gpu_check *check)
+{
+    kvt_fake_cuda_lose((uint32_t)check->options.device, KVT_CUDA_ILLEGAL_ADDRESS);
+}
+
 int main(int argc, char **argv)
 {
     const char *machine = getenv("KVT_FAKE_CUDA"), *flip = getenv("KVT_FAKE_CUDA_FLIP");
     const char *expected = getenv("KVT_EXPECT_STATUS");
+    struct gpu_check_hooks hooks = {.lose = lose};
     struct kvt_fake_cuda_config config = {.devices_count = 1};
     bool is_reset_broken = false;
     int status, wanted = expected == NULL ? 0 : (int)strtol(expected, NULL, 10);
@@ -33,7 +40,9 @@ int main(int argc, char **argv)
     kvt_fake_cuda_init(&config);
     if (flip != NULL)
         kvt_fake_cuda_flip(strtoull(flip, NULL, 10));
-    status = gpu_check_main(argc, argv, lose);
+    if (getenv("KVT_LOSE_AT_KILL") != NULL)
+        hooks.killed = killed;
+    status = gpu_check_main(argc, argv, hooks);
     kvt_fake_cuda_deinit(); /* nothing is left open */
     if (status == wanted)
         return 0;

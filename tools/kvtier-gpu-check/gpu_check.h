@@ -49,11 +49,17 @@ struct gpu_check_options {
     const char *child; /* NULL: this is the program; else what a child of it does */
 };
 
+struct gpu_check;
+struct gpu_check_hooks { /* what is another thing on the fake; each may be NULL */
+    /* Loses the device's context, answers CUDA's error; else a kernel writes where no memory is. */
+    int (*lose)(struct gpu_check *check);
+    void (*killed)(struct gpu_check *check); /* the other process of the part ipc is dead */
+};
+
 struct gpu_check {
     struct gpu_check_options options;
     const struct kvt_cuda_calls *calls;
-    /* Loses the device's context; NULL: by a kernel that writes where no memory is. */
-    int (*lose)(struct gpu_check *check);
+    struct gpu_check_hooks hooks;
     int driver_version, runtime_version;
     struct kvt_cuda_info info;
     uint64_t begin_ns, part_end_ns;
@@ -66,7 +72,7 @@ struct gpu_check {
 };
 
 /* The whole program; the exit status. */
-int gpu_check_main(int argc, char **argv, int (*lose)(struct gpu_check *check));
+int gpu_check_main(int argc, char **argv, struct gpu_check_hooks hooks);
 
 /* ---- rows.c ---------------------------------------------------------------------------------- */
 
@@ -123,3 +129,5 @@ void gpu_check_correct(struct gpu_check *check);
 void gpu_check_speed(struct gpu_check *check);
 void gpu_check_crossover(struct gpu_check *check);
 void gpu_check_tier(struct gpu_check *check);
+void gpu_check_ipc(struct gpu_check *check);
+void gpu_check_loss(struct gpu_check *check);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "daemon/base/clock.h"
+#include "tools/kvtier-gpu-check/child.h"
 
 #define SECONDS_DEFAULT 200u
 #define SECONDS_MAX 3600u
@@ -17,9 +18,11 @@ static const struct part {
     uint32_t share_pct;
 } parts[] = {
     {"correct", gpu_check_correct, 25},
-    {"speed", gpu_check_speed, 40},
-    {"crossover", gpu_check_crossover, 10},
+    {"speed", gpu_check_speed, 35},
+    {"crossover", gpu_check_crossover, 5},
     {"tier", gpu_check_tier, 15},
+    {"ipc", gpu_check_ipc, 15},
+    {"loss", gpu_check_loss, 5},
 };
 
 static const char usage[] =
@@ -27,7 +30,7 @@ static const char usage[] =
     "Checks the kernels and the device tier on a GPU, and measures them.\n"
     "  --device N       CUDA's index of the GPU (0)\n"
     "  --seconds N      for everything (200)\n"
-    "  --parts A,B      only these: correct, speed, crossover, tier\n"
+    "  --parts A,B      only these: correct, speed, crossover, tier, ipc, loss\n"
     "  --json FILE      writes what was found there, too\n"
     "  --seed N         of the random cases (that of the clock)\n"
     "  --small          little memory and few cases, for a debugger or a sanitizer\n"
@@ -79,11 +82,15 @@ static bool are_parts(const char *list)
 /* 0; else the exit status. */
 static int parse(int argc, char **argv, struct gpu_check_options *ret_options)
 {
-    static const struct option longs[] = {
-        {"device", required_argument, NULL, 'd'}, {"seconds", required_argument, NULL, 's'},
-        {"parts", required_argument, NULL, 'p'},  {"json", required_argument, NULL, 'j'},
-        {"seed", required_argument, NULL, 'r'},   {"small", no_argument, NULL, 'm'},
-        {"help", no_argument, NULL, 'h'},         {0}};
+    static const struct option longs[] = {{"device", required_argument, NULL, 'd'},
+                                          {"seconds", required_argument, NULL, 's'},
+                                          {"parts", required_argument, NULL, 'p'},
+                                          {"json", required_argument, NULL, 'j'},
+                                          {"seed", required_argument, NULL, 'r'},
+                                          {"small", no_argument, NULL, 'm'},
+                                          {"child", required_argument, NULL, 'c'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {0}};
     struct gpu_check_options options = {.seconds = SECONDS_DEFAULT, .seed = kvt_clock_real_ns()};
     bool is_good = true;
     uint64_t value;
@@ -106,6 +113,8 @@ static int parse(int argc, char **argv, struct gpu_check_options *ret_options)
             options.json = optarg;
         else if (c == 'm')
             options.is_small = true;
+        else if (c == 'c') /* not for people: see child.h */
+            options.child = optarg;
         else
             is_good = false;
     }
@@ -183,7 +192,42 @@ static void run_parts(struct gpu_check *check)
     }
 }
 
-int gpu_check_main(int argc, char **argv, int (*lose)(struct gpu_check *check))
+static int run_child(struct gpu_check *check)
+{
+    int status = 2;
+
+    if (!gpu_check_open(check))
+        status = 1;
+    else if (strcmp(check->options.child, "pool") == 0)
+        status = gpu_check_child_pool(check);
+    else if (strcmp(check->options.child, "loss") == 0)
+        status = gpu_check_child_loss(check);
+    gpu_check_close(check);
+    return status;
+}
+
+static int run(struct gpu_check *check)
+{
+    int status = 0;
+
+    printf("GPU %d: %s, %.1f GiB, sm_%u; kernels: %s; seed %" PRIu64 "\n", check->options.device,
+           check->info.name, (double)check->info.total_bytes / (double)KVT_GIB, check->info.sm,
+           check->calls->kernels->name, check->options.seed);
+    (void)fflush(stdout);
+    if (gpu_check_open(check))
+        run_parts(check);
+    gpu_check_close(check);
+    gpu_check_print(check, stdout);
+    if (check->options.json != NULL && gpu_check_write_json(check) < 0) {
+        fprintf(stderr, "gpu-check: %s cannot be written\n", check->options.json);
+        status = 1;
+    }
+    if (gpu_check_wrong_bytes(check) > 0 || gpu_check_failures(check) > 0)
+        status = 1;
+    return status;
+}
+
+int gpu_check_main(int argc, char **argv, struct gpu_check_hooks hooks)
 {
     struct gpu_check *check = calloc(1, sizeof(*check));
     int status;
@@ -191,27 +235,13 @@ int gpu_check_main(int argc, char **argv, int (*lose)(struct gpu_check *check))
     if (check == NULL)
         return 1;
     check->begin_ns = kvt_clock_mono_ns();
-    check->lose = lose;
+    check->hooks = hooks;
     status = parse(argc, argv, &check->options);
     check->random = check->options.seed;
     if (status == 0)
         status = find_gpu(check);
-    if (status == 0) {
-        printf("GPU %d: %s, %.1f GiB, sm_%u; kernels: %s; seed %" PRIu64 "\n",
-               check->options.device, check->info.name,
-               (double)check->info.total_bytes / (double)KVT_GIB, check->info.sm,
-               check->calls->kernels->name, check->options.seed);
-        if (gpu_check_open(check))
-            run_parts(check);
-        gpu_check_close(check);
-        gpu_check_print(check, stdout);
-        if (check->options.json != NULL && gpu_check_write_json(check) < 0) {
-            fprintf(stderr, "gpu-check: %s cannot be written\n", check->options.json);
-            status = 1;
-        }
-        if (gpu_check_wrong_bytes(check) > 0 || gpu_check_failures(check) > 0)
-            status = 1;
-    }
+    if (status == 0)
+        status = check->options.child != NULL ? run_child(check) : run(check);
     free(check);
     return status < 0 ? 0 : status;
 }

@@ -3,5 +3,5 @@
 
 int main(int argc, char **argv)
 {
-    return gpu_check_main(argc, argv, NULL);
+    return gpu_check_main(argc, argv, (struct gpu_check_hooks){0});
 }

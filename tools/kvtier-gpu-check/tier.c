@@ -4,20 +4,13 @@
  * copies over the bus, of as many bytes, in the same rounds. */
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "daemon/base/clock.h"
 #include "daemon/base/doorbell.h"
 #include "tiers/device/gpu.h"
-#include "tiers/pages.h"
-#include "tools/kvtier-gpu-check/gpu_check.h"
+#include "tools/kvtier-gpu-check/blocks.h"
 
-#define PIECES 64u
-#define BLOCKS 4u
-#define TOKENS 64u
-#define SLOTS_MAX 64u
 #define ROUNDS 5u
-#define ZONE 0u
 
 enum step { /* in this order, each with the copy that it is compared with */
             STEP_COPY,
@@ -32,121 +25,73 @@ enum step { /* in this order, each with the copy that it is compared with */
 
 struct scene {
     struct gpu_check *check;
+    struct gpu_check_blocks blocks;
     struct kvt_doorbell bell;
     struct kvt_gpu *gpu;
-    struct kvt_tier *tier;
-    uint32_t slots, piece_bytes;
-    uint64_t payload_bytes, slot_bytes, l2_bytes, pool_blocks;
-    uint32_t header_bytes, tokens[TOKENS];
-    uint8_t *l2;
     bool is_pinned;
     struct gpu_check_memory pool; /* with a host side: the whole of it is looked at */
     struct gpu_check_memory other;
-    struct kvt_region region;
-    struct kvt_layout layout;
-    struct kvt_layout_piece pieces[PIECES];
-    uint64_t from[SLOTS_MAX][BLOCKS], to[SLOTS_MAX][BLOCKS];
-    struct kvt_xfer xfers[SLOTS_MAX];
     uint64_t ns[STEPS][ROUNDS];
     uint32_t rounds;
 };
 
-static bool failed(struct scene *scene, const char *what)
-{
-    return gpu_check_failed(scene->check, "tier", what, 0);
-}
-
-/* Source blocks are the even ones, targets the odd ones, both in a scattered order. */
-static void number_blocks(struct scene *scene)
-{
-    uint64_t half = scene->pool_blocks / 2;
-
-    for (uint64_t i = 0; i < half; i++) {
-        uint64_t at = (i * 0x9e3779b1ull + 3) & (half - 1);
-
-        scene->from[i / BLOCKS][i % BLOCKS] = 2 * at;
-        scene->to[i / BLOCKS][i % BLOCKS] = 2 * at + 1;
-    }
-}
+static_assert(GPU_CHECK_SLOT_ALIGN_BYTES == KVT_GPU_SLOT_ALIGN_BYTES, "slots lie as the GPU's");
 
 static bool open_pool(struct scene *scene)
 {
-    scene->pool_blocks = 2ull * scene->slots * BLOCKS;
-    if (!gpu_check_memory_new(scene->check, &scene->pool,
-                              scene->pool_blocks * PIECES * scene->piece_bytes, true) ||
-        !gpu_check_memory_new(scene->check, &scene->other, scene->pool.bytes / 2, true))
+    struct kvt_region region;
+
+    if (!gpu_check_memory_new(scene->check, &scene->pool, scene->blocks.pool_bytes, true) ||
+        !gpu_check_memory_new(scene->check, &scene->other, scene->blocks.pool_bytes / 2, true))
         return false;
-    scene->region = (struct kvt_region){.base = (uint8_t *)(uintptr_t)scene->pool.device,
-                                        .bytes = scene->pool.bytes,
-                                        .is_gpu = true,
-                                        .gpu_zone = ZONE,
-                                        .allocation = scene->pool.device};
-    for (uint32_t p = 0; p < PIECES; p++)
-        scene->pieces[p] =
-            (struct kvt_layout_piece){.bytes = scene->piece_bytes,
-                                      .stride_bytes = scene->piece_bytes,
-                                      .offset_bytes = p * scene->pool_blocks * scene->piece_bytes};
-    scene->layout = (struct kvt_layout){
-        .pieces_count = PIECES, .engine_blocks_per_block = BLOCKS, .pieces = scene->pieces};
-    number_blocks(scene);
-    if (kvt_layout_resolve(&scene->layout, &scene->region, 1, scene->payload_bytes) != 0)
-        return failed(scene, "the layout");
-    return true;
-}
-
-static bool open_l2(struct scene *scene)
-{
-    struct gpu_check *check = scene->check;
-
-    scene->header_bytes = kvt_slot_header_bytes(TOKENS);
-    scene->slot_bytes = kvt_slot_bytes(TOKENS, scene->payload_bytes);
-    scene->l2_bytes = kvt_round_up(scene->slots * scene->slot_bytes, KVT_HUGE_PAGE_BYTES);
-    if (kvt_pages_map(-1, scene->l2_bytes, true, &scene->l2) < 0)
-        return failed(scene, "memory of L2");
-    if (kvt_pages_populate(scene->l2, scene->l2_bytes) < 0)
-        return failed(scene, "memory of L2");
-    scene->is_pinned =
-        gpu_check_ok(check, check->calls->pin(scene->l2, scene->l2_bytes), "pinning L2");
-    return scene->is_pinned;
+    region = (struct kvt_region){.base = (uint8_t *)(uintptr_t)scene->pool.device,
+                                 .bytes = scene->pool.bytes,
+                                 .is_gpu = true,
+                                 .allocation = scene->pool.device};
+    return gpu_check_blocks_bind(&scene->blocks, &region);
 }
 
 static bool open_gpu(struct scene *scene)
 {
     const struct gpu_check_options *options = &scene->check->options;
-    uint64_t slot_bytes = kvt_round_up(scene->payload_bytes, KVT_GPU_SLOT_ALIGN_BYTES);
+    uint64_t slot_bytes = kvt_round_up(scene->blocks.payload_bytes, KVT_GPU_SLOT_ALIGN_BYTES);
     struct kvt_gpu_config config = {
         .calls = scene->check->calls,
         .device = options->device,
         .info = scene->check->info,
-        .zone = ZONE,
-        .arena_bytes = kvt_round_up(slot_bytes * scene->slots, KVT_HUGE_PAGE_BYTES),
+        .arena_bytes = kvt_round_up(slot_bytes * scene->blocks.slots, KVT_HUGE_PAGE_BYTES),
         .staging_bytes = options->is_small ? 4u << 20 : 64u << 20,
         .streams = 2,
         .inflight_bytes_max = 256u << 20,
-        .inflight_max = 2 * SLOTS_MAX,
+        .inflight_max = 2 * GPU_CHECK_SLOTS_MAX,
         .crossover_bytes = 256u << 10,
-        .host_memory = scene->l2,
-        .host_memory_bytes = scene->l2_bytes,
+        .host_memory = scene->blocks.l2,
+        .host_memory_bytes = scene->blocks.l2_bytes,
         .is_host_pinned = true,
         .doorbell = &scene->bell};
     int error = 0;
 
     if (kvt_gpu_open(&scene->gpu, &config, &error) < 0)
         return gpu_check_failed(scene->check, "tier", "kvt_gpu_open", error);
-    scene->tier = kvt_gpu_tier(scene->gpu);
+    scene->blocks.tier = kvt_gpu_tier(scene->gpu);
     return gpu_check_ok(scene->check, scene->check->calls->set_device(options->device),
                         "set_device");
 }
 
 static bool scene_open(struct scene *scene, struct gpu_check *check)
 {
+    bool is_small = check->options.is_small;
+
     scene->check = check;
-    scene->slots = check->options.is_small ? 8 : SLOTS_MAX;
-    scene->piece_bytes = check->options.is_small ? 512 : 8192;
-    scene->payload_bytes = (uint64_t)PIECES * BLOCKS * scene->piece_bytes;
+    gpu_check_blocks_init(&scene->blocks, check, "tier", is_small ? 8 : GPU_CHECK_SLOTS_MAX,
+                          is_small ? 512 : 8192);
     if (kvt_doorbell_init(&scene->bell) < 0)
-        return failed(scene, "a doorbell");
-    return open_pool(scene) && open_l2(scene) && open_gpu(scene);
+        return gpu_check_failed(check, "tier", "a doorbell", 0);
+    if (!open_pool(scene) || !gpu_check_blocks_open_l2(&scene->blocks))
+        return false;
+    scene->is_pinned = gpu_check_ok(
+        check, check->calls->pin(scene->blocks.l2, scene->blocks.l2_bytes), "pinning L2");
+    return scene->is_pinned && open_gpu(scene);
 }
 
 static void scene_close(struct scene *scene)
@@ -156,155 +101,63 @@ static void scene_close(struct scene *scene)
     scene->gpu = kvt_gpu_close(scene->gpu);
     (void)calls->set_device(scene->check->options.device);
     if (scene->is_pinned)
-        (void)calls->unpin(scene->l2);
-    if (scene->l2 != NULL)
-        kvt_pages_unmap(scene->l2, scene->l2_bytes);
+        (void)calls->unpin(scene->blocks.l2);
+    gpu_check_blocks_close_l2(&scene->blocks);
     gpu_check_memory_free(scene->check, &scene->pool);
     gpu_check_memory_free(scene->check, &scene->other);
     kvt_doorbell_deinit(&scene->bell);
 }
 
-/* ---- transfers ------------------------------------------------------------------------------- */
-
-static struct kvt_place pool_place(struct scene *scene, const uint64_t *blocks)
+static bool do_step(struct scene *scene, enum step step)
 {
-    return (struct kvt_place){
-        .kind = KVT_PLACE_CLIENT,
-        .view = {.layout = &scene->layout, .engine_blocks = blocks, .end_piece = PIECES}};
-}
+    struct gpu_check *check = scene->check;
+    uint64_t half = scene->pool.bytes / 2;
 
-static struct kvt_place slot_place(struct scene *scene, uint32_t slot)
-{
-    return (struct kvt_place){
-        .kind = KVT_PLACE_DEVICE,
-        .incarnation = atomic_load(&scene->tier->counters.incarnation),
-        .offset_bytes = slot * kvt_round_up(scene->payload_bytes, KVT_GPU_SLOT_ALIGN_BYTES)};
-}
-
-static struct kvt_place l2_place(struct scene *scene, uint32_t slot)
-{
-    return (struct kvt_place){.kind = KVT_PLACE_HOST, .offset_bytes = slot * scene->slot_bytes};
-}
-
-static void make_xfer(struct scene *scene, enum step step, uint32_t slot)
-{
-    struct kvt_xfer *xfer = &scene->xfers[slot];
-
-    *xfer = (struct kvt_xfer){.key = {.block_id = slot + 1,
-                                      .generation = scene->rounds * SLOTS_MAX + slot + 1,
-                                      .payload_bytes = scene->payload_bytes,
-                                      .block_tokens = TOKENS},
-                              .header_bytes = scene->header_bytes,
-                              .slot_bytes = scene->slot_bytes,
-                              .deadline_ns = KVT_TIME_NEVER_NS,
-                              .src = slot_place(scene, slot),
-                              .dst = slot_place(scene, slot)};
-    if (step == STEP_TO_SLOT)
-        xfer->src = pool_place(scene, scene->from[slot]);
-    else if (step == STEP_TO_L2)
-        xfer->dst = l2_place(scene, slot);
-    else if (step == STEP_FROM_L2)
-        xfer->src = l2_place(scene, slot);
-    else
-        xfer->dst = pool_place(scene, scene->to[slot]);
-    if (step == STEP_TO_L2) {
-        struct kvt_slot_info info = {.block_id = xfer->key.block_id,
-                                     .generation = xfer->key.generation,
-                                     .payload_bytes = scene->payload_bytes,
-                                     .block_tokens = TOKENS};
-
-        kvt_slot_header_write(scene->l2 + slot * scene->slot_bytes, &info, scene->tokens);
+    switch (step) {
+    case STEP_COPY:
+        return gpu_check_ok(check,
+                            check->calls->copy(scene->other.device, scene->pool.device, half,
+                                               KVT_CUDA_D2D, check->stream),
+                            "copy") &&
+               gpu_check_wait(check);
+    case STEP_PINNED_DOWN:
+        return gpu_check_download(check, &scene->other, half);
+    case STEP_PINNED_UP:
+        return gpu_check_upload(check, &scene->other, half);
+    case STEP_TO_SLOT:
+        return gpu_check_blocks_move(&scene->blocks, GPU_CHECK_STORE);
+    case STEP_TO_L2:
+        return gpu_check_blocks_move(&scene->blocks, GPU_CHECK_TO_L2);
+    case STEP_FROM_L2:
+        return gpu_check_blocks_move(&scene->blocks, GPU_CHECK_FROM_L2);
+    default:
+        return gpu_check_blocks_move(&scene->blocks, GPU_CHECK_LOAD);
     }
-}
-
-static bool submit_all(struct scene *scene)
-{
-    struct kvt_xfer *xfers[SLOTS_MAX];
-    uint32_t sent = 0, taken;
-
-    for (uint32_t i = 0; i < scene->slots; i++)
-        xfers[i] = &scene->xfers[i];
-    while (sent < scene->slots) {
-        if (kvt_tier_submit(scene->tier, xfers + sent, scene->slots - sent, &taken) != 0)
-            return failed(scene, "the tier takes no more transfers");
-        sent += taken;
-    }
-    return true;
-}
-
-static bool reap_all(struct scene *scene)
-{
-    const struct timespec pause = {.tv_nsec = 2000};
-    uint64_t end_ns = kvt_clock_mono_ns() + GPU_CHECK_WAIT_NS_MAX;
-    struct kvt_xfer *back[SLOTS_MAX];
-    uint32_t reaped = 0, bad = 0;
-
-    while (reaped < scene->slots) {
-        uint32_t count = kvt_tier_reap(scene->tier, back, SLOTS_MAX);
-
-        for (uint32_t i = 0; i < count; i++)
-            bad += back[i]->status != KVT_XFER_DONE;
-        reaped += count;
-        if (kvt_clock_mono_ns() > end_ns)
-            return failed(scene, "transfers do not come back");
-        if (count == 0)
-            (void)nanosleep(&pause, NULL);
-    }
-    return bad == 0 || failed(scene, "transfers came back bad");
 }
 
 static bool run_step(struct scene *scene, enum step step)
 {
-    struct gpu_check *check = scene->check;
-    uint64_t half = scene->pool.bytes / 2, begin_ns;
-    bool is_done;
+    uint64_t begin_ns = kvt_clock_mono_ns();
+    bool is_done = do_step(scene, step);
 
-    if (step != STEP_COPY && step != STEP_PINNED_UP && step != STEP_PINNED_DOWN)
-        for (uint32_t slot = 0; slot < scene->slots; slot++)
-            make_xfer(scene, step, slot);
-    begin_ns = kvt_clock_mono_ns();
-    if (step == STEP_COPY)
-        is_done = gpu_check_ok(check,
-                               check->calls->copy(scene->other.device, scene->pool.device, half,
-                                                  KVT_CUDA_D2D, check->stream),
-                               "copy") &&
-                  gpu_check_wait(check);
-    else if (step == STEP_PINNED_DOWN)
-        is_done = gpu_check_download(check, &scene->other, half);
-    else if (step == STEP_PINNED_UP)
-        is_done = gpu_check_upload(check, &scene->other, half);
-    else
-        is_done = submit_all(scene) && reap_all(scene);
     scene->ns[step][scene->rounds] = kvt_clock_mono_ns() - begin_ns;
     return is_done;
 }
 
-/* ---- what came out --------------------------------------------------------------------------- */
-
-/* Source blocks hold words that say where they lie; targets hold what must not be left. */
-static bool fill_pool(struct scene *scene)
+static bool run_round(struct scene *scene, uint64_t salt, uint64_t *ret_wrong)
 {
-    uint64_t words = scene->piece_bytes / 8;
-    uint64_t *host = (void *)scene->pool.host;
+    void *host = scene->pool.host;
 
-    for (uint64_t i = 0; i < scene->pool.bytes / 8; i++)
-        host[i] = i / words % 2 == 0 ? gpu_check_word(i + 1 + scene->rounds) : UINT64_MAX;
-    return gpu_check_upload(scene->check, &scene->pool, scene->pool.bytes);
-}
-
-static bool count_wrong(struct scene *scene, uint64_t *ret_wrong)
-{
-    uint64_t words = scene->piece_bytes / 8;
-    const uint64_t *host = (const void *)scene->pool.host;
-
-    memset(scene->pool.host, 0, scene->pool.bytes);
+    gpu_check_blocks_fill(&scene->blocks, host, salt);
+    if (!gpu_check_upload(scene->check, &scene->pool, scene->pool.bytes))
+        return false;
+    for (uint32_t s = STEP_COPY; s < STEPS; s++)
+        if (!run_step(scene, (enum step)s))
+            return false;
+    memset(host, 0, scene->pool.bytes);
     if (!gpu_check_download(scene->check, &scene->pool, scene->pool.bytes))
         return false;
-    for (uint64_t i = 0; i < scene->pool.bytes / 8; i++) {
-        uint64_t at = i / words % 2 == 0 ? i : i - words; /* target 2k + 1 of source 2k */
-
-        *ret_wrong += host[i] == gpu_check_word(at + 1 + scene->rounds) ? 0 : 8;
-    }
+    *ret_wrong += gpu_check_blocks_count_wrong(&scene->blocks, host, salt);
     return true;
 }
 
@@ -315,7 +168,7 @@ static int compare_ns(const void *a, const void *b)
     return *one < *two ? -1 : *one > *two;
 }
 
-static void add_rows(struct scene *scene, uint64_t wrong)
+static void add_rows(struct scene *scene, uint64_t rounds, uint64_t wrong)
 {
     static const struct {
         enum step step, base;
@@ -327,7 +180,7 @@ static void add_rows(struct scene *scene, uint64_t wrong)
         {STEP_TO_L2, STEP_PINNED_DOWN, "slot -> L2 (of a pinned copy)", GPU_CHECK_TARGET_HOST},
         {STEP_FROM_L2, STEP_PINNED_UP, "L2 -> slot (of a pinned copy)", GPU_CHECK_TARGET_HOST},
     };
-    uint64_t bytes = scene->payload_bytes * scene->slots;
+    uint64_t bytes = scene->blocks.payload_bytes * scene->blocks.slots;
     struct gpu_check_row *row;
 
     for (uint32_t s = 0; s < STEPS; s++)
@@ -338,33 +191,28 @@ static void add_rows(struct scene *scene, uint64_t wrong)
                             (uint64_t[2]){bytes, scene->ns[rows[i].base][scene->rounds / 2]},
                             rows[i].target);
     row = gpu_check_row(scene->check, "tier", "pool -> slot -> L2 -> slot -> pool");
-    row->cases = (uint64_t)scene->rounds * scene->slots;
+    row->cases = rounds * scene->blocks.slots;
     row->wrong_bytes = wrong;
 }
 
-/* A round before the first is not counted: it pays for what is done once. */
+/* The first round's times do not count: it pays for what is done once. Its bytes do. */
 void gpu_check_tier(struct gpu_check *check)
 {
     struct scene *scene = calloc(1, sizeof(*scene));
-    uint64_t wrong = 0;
+    uint64_t wrong = 0, salt = 0;
     bool is_going;
 
     if (scene == NULL) {
         (void)gpu_check_failed(check, "tier", "memory of this process", 0);
         return;
     }
-    is_going = scene_open(scene, check);
-    for (uint32_t s = STEP_COPY; is_going && s < STEPS; s++)
-        is_going = fill_pool(scene) && run_step(scene, (enum step)s);
+    is_going = scene_open(scene, check) && run_round(scene, salt++, &wrong);
     while (is_going && scene->rounds < ROUNDS &&
            (scene->rounds == 0 || !gpu_check_is_late(check))) {
-        is_going = fill_pool(scene);
-        for (uint32_t s = STEP_COPY; is_going && s < STEPS; s++)
-            is_going = run_step(scene, (enum step)s);
-        is_going = is_going && count_wrong(scene, &wrong);
+        is_going = run_round(scene, salt++, &wrong);
         scene->rounds += is_going;
     }
-    add_rows(scene, wrong);
+    add_rows(scene, salt, wrong);
     scene_close(scene);
     free(scene);
 }
