@@ -197,6 +197,35 @@ static void test_health(void **state)
     page_expect(&page, "serving, degraded\n  L1 is off: no NVIDIA driver\n");
 }
 
+/* A GPU that is named by a UUID that nobody has: it has no index, and no name. */
+static void test_missing(void **state)
+{
+    static const char why[] = "no GPU-1b2c3d4e; there are: 0 (GPU-5f6a7b8c)";
+    struct kvt_api_gpu_stats gpu = {.index = KVT_API_GPU_INDEX_NONE,
+                                    .numa_node = -1,
+                                    .state = KVT_API_GPU_REFUSED,
+                                    .why = TEXT(why)};
+    struct kvt_ans_stats stats = {
+        .l1 = {.backend = TEXT("cuda"), .is_host_pinned = true}, .gpus_count = 1, .gpus = &gpu};
+    struct kvt_ctl_health health = {.is_serving = true, .stats = &stats};
+    char *text = NULL;
+    struct page page;
+    size_t bytes;
+    FILE *out = open_memstream(&text, &bytes);
+
+    (void)state;
+    page_open(&page);
+    kvt_ctl_view_health(&page.view, &health);
+    page_expect(&page, "serving, degraded\n  GPU ? refused: no GPU-1b2c3d4e; there are: 0 "
+                       "(GPU-5f6a7b8c)\n");
+    assert_non_null(out);
+    kvt_ctl_json_devices(out, &stats);
+    (void)fclose(out);
+    assert_non_null(strstr(text, "\"uuid\": \"00000000"));
+    assert_null(strstr(text, "\"index\""));
+    free(text);
+}
+
 /* Whether a finding of this level says @says, with something to do unless it is fine. */
 static void expect(const struct kvt_ctl_report *report, enum kvt_ctl_level level, const char *says)
 {
@@ -401,13 +430,10 @@ static void test_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_page),
-        cmocka_unit_test(test_heads),
-        cmocka_unit_test(test_json),
-        cmocka_unit_test(test_health),
-        cmocka_unit_test(test_doctor_of_daemon),
-        cmocka_unit_test(test_machine),
-        cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_page),    cmocka_unit_test(test_heads),
+        cmocka_unit_test(test_json),    cmocka_unit_test(test_health),
+        cmocka_unit_test(test_missing), cmocka_unit_test(test_doctor_of_daemon),
+        cmocka_unit_test(test_machine), cmocka_unit_test(test_groups),
         cmocka_unit_test(test_memory),
     };
 

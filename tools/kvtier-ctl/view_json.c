@@ -338,7 +338,8 @@ void kvt_ctl_json_health(FILE *out, const struct kvt_ctl_health *health)
         const struct kvt_api_gpu_stats *gpu = &health->stats->gpus[i];
 
         kvt_json_object(&json, NULL);
-        kvt_json_u64(&json, "index", gpu->index);
+        if (gpu->index != KVT_API_GPU_INDEX_NONE)
+            kvt_json_u64(&json, "index", gpu->index);
         kvt_json_text(&json, "state", kvt_ctl_gpu_state_text(gpu->state));
         text(&json, "why", gpu->why);
         kvt_json_end(&json);
