@@ -556,7 +556,7 @@ struct kvt_api_gpu_stats { /* one GPU of L1, used or refused */
     struct kvt_text why;
     bool has_ipc;
     uint64_t arena_bytes, staging_bytes;
-    uint64_t used_bytes, slab_bytes, copies; /* of the arena */
+    uint64_t used_bytes, slab_bytes, slots; /* of the arena: what is taken; slots are shards */
     uint64_t inflight_bytes;
     uint64_t lost_ns; /* how long it is lost now */
     uint64_t losses, revivals;

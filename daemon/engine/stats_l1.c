@@ -101,7 +101,7 @@ static bool gpu_stats(const struct kvt_engine *engine, struct kvt_op *op,
     if (from->state != KVT_GPU_REFUSED && idx < store->l1_zones_count) {
         to->used_bytes = store->l1_zones[idx].slab.taken_bytes;
         to->slab_bytes = store->l1_zones[idx].slab.slabs_bytes;
-        to->copies = store->l1_zones[idx].slab.taken_slots;
+        to->slots = store->l1_zones[idx].slab.taken_slots;
     }
     if (from->counters != NULL && !counter_stats(op, from->counters, to))
         return false;
@@ -161,11 +161,24 @@ size_t eng_l1_describe(const struct kvt_engine *engine, const char *before, char
  */
 
 #define LABEL_BYTES 48u
-#define GPU_COUNTERS 9u
+
+static const struct {
+    const char *name;
+    size_t offset; /* of the u64 in struct kvt_api_gpu_stats */
+} gpu_counters[] = {
+#define GPU_COUNTER(name)                                                                          \
+    {                                                                                              \
+        "gpu_" #name, offsetof(struct kvt_api_gpu_stats, name)                                     \
+    }
+    GPU_COUNTER(losses),        GPU_COUNTER(revivals),        GPU_COUNTER(launches),
+    GPU_COUNTER(launched_jobs), GPU_COUNTER(checked_bytes),   GPU_COUNTER(unchecked_transfers),
+    GPU_COUNTER(bad_checks),    GPU_COUNTER(quantised_bytes), GPU_COUNTER(dequantised_bytes),
+#undef GPU_COUNTER
+};
 
 uint32_t eng_gpu_counters_max(const struct kvt_ans_stats *ans)
 {
-    return ans->gpus_count * (GPU_COUNTERS + 2 * KVT_GPU_PATHS);
+    return ans->gpus_count * (KVT_COUNT_OF(gpu_counters) + 2 * KVT_GPU_PATHS);
 }
 
 static const char *label_of(struct kvt_op *op, uint32_t gpu, const char *path)
@@ -178,47 +191,44 @@ static const char *label_of(struct kvt_op *op, uint32_t gpu, const char *path)
     return label;
 }
 
-static uint32_t put_gpu(const struct kvt_api_gpu_stats *gpu, const char *label,
-                        struct kvt_api_counter *to)
+static bool put(struct kvt_op *op, const struct kvt_api_gpu_stats *gpu, const char *path,
+                const char *name, uint64_t value, struct kvt_api_counter *ret_counter)
 {
-    const struct kvt_api_counter counters[GPU_COUNTERS] = {
-        {"gpu_losses", label, gpu->losses},
-        {"gpu_revivals", label, gpu->revivals},
-        {"gpu_launches", label, gpu->launches},
-        {"gpu_launched_jobs", label, gpu->launched_jobs},
-        {"gpu_checked_bytes", label, gpu->checked_bytes},
-        {"gpu_unchecked_transfers", label, gpu->unchecked_transfers},
-        {"gpu_bad_checks", label, gpu->bad_checks},
-        {"gpu_quantised_bytes", label, gpu->quantised_bytes},
-        {"gpu_dequantised_bytes", label, gpu->dequantised_bytes},
-    };
-
-    memcpy(to, counters, sizeof(counters));
-    return GPU_COUNTERS;
+    *ret_counter = (struct kvt_api_counter){name, label_of(op, gpu->index, path), value};
+    return ret_counter->label != NULL;
 }
 
+/* Of all GPUs: @is_bytes: what moved, else in how many transfers. */
+static bool put_paths(struct kvt_op *op, bool is_bytes, struct kvt_api_counter *at, uint32_t *count)
+{
+    const struct kvt_ans_stats *ans = &op->ans.stats;
+
+    for (uint32_t i = 0; i < ans->gpus_count; i++)
+        for (uint32_t k = 0; k < ans->gpus[i].paths_count; k++) {
+            const struct kvt_api_gpu_path *path = &ans->gpus[i].paths[k];
+
+            if (!put(op, &ans->gpus[i], path->name, is_bytes ? "gpu_moved_bytes" : "gpu_transfers",
+                     is_bytes ? path->bytes : path->transfers, &at[(*count)++]))
+                return false;
+        }
+    return true;
+}
+
+/* Those of one name are neighbours, as everywhere. */
 bool eng_gpu_counters(struct kvt_op *op, struct kvt_api_counter *at, uint32_t *count)
 {
     const struct kvt_ans_stats *ans = &op->ans.stats;
 
-    for (uint32_t i = 0; i < ans->gpus_count; i++) {
-        const struct kvt_api_gpu_stats *gpu = &ans->gpus[i];
-        const char *label = label_of(op, gpu->index, NULL);
+    for (size_t c = 0; c < KVT_COUNT_OF(gpu_counters); c++)
+        for (uint32_t i = 0; i < ans->gpus_count; i++) {
+            const struct kvt_api_gpu_stats *gpu = &ans->gpus[i];
+            uint64_t value;
 
-        if (gpu->state == KVT_API_GPU_REFUSED)
-            continue;
-        if (label == NULL)
-            return false;
-        *count += put_gpu(gpu, label, &at[*count]);
-        for (uint32_t k = 0; k < gpu->paths_count; k++) {
-            const struct kvt_api_gpu_path *path = &gpu->paths[k];
-
-            label = label_of(op, gpu->index, path->name);
-            if (label == NULL)
+            if (gpu->state == KVT_API_GPU_REFUSED)
+                continue;
+            memcpy(&value, (const char *)gpu + gpu_counters[c].offset, sizeof(value));
+            if (!put(op, gpu, NULL, gpu_counters[c].name, value, &at[(*count)++]))
                 return false;
-            at[(*count)++] = (struct kvt_api_counter){"gpu_moved_bytes", label, path->bytes};
-            at[(*count)++] = (struct kvt_api_counter){"gpu_transfers", label, path->transfers};
         }
-    }
-    return true;
+    return put_paths(op, true, at, count) && put_paths(op, false, at, count);
 }

@@ -47,7 +47,7 @@ static bool put_gpu(struct kvt_op *op, const struct kvt_api_gpu_stats *gpu,
     view->staging_bytes = gpu->staging_bytes;
     view->used_bytes = gpu->used_bytes;
     view->slab_bytes = gpu->slab_bytes;
-    view->copies = gpu->copies;
+    view->slots = gpu->slots;
     view->inflight_bytes = gpu->inflight_bytes;
     view->lost_ns = gpu->lost_ns;
     view->losses = gpu->losses;
@@ -149,7 +149,7 @@ static int take_gpu(struct kvt_op *op, const Kvtier__V1__GpuStats *in,
         .staging_bytes = in->staging_bytes,
         .used_bytes = in->used_bytes,
         .slab_bytes = in->slab_bytes,
-        .copies = in->copies,
+        .slots = in->slots,
         .inflight_bytes = in->inflight_bytes,
         .lost_ns = in->lost_ns,
         .losses = in->losses,

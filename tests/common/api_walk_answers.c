@@ -227,7 +227,7 @@ static void walk_gpu_numbers(struct api_walk *walk, struct kvt_api_gpu_stats *gp
     U64("gpu.staging_bytes", &gpu->staging_bytes);
     U64("gpu.used_bytes", &gpu->used_bytes);
     U64("gpu.slab_bytes", &gpu->slab_bytes);
-    U64("gpu.copies", &gpu->copies);
+    U64("gpu.slots", &gpu->slots);
     U64("gpu.inflight_bytes", &gpu->inflight_bytes);
     U64("gpu.lost_ns", &gpu->lost_ns);
     U64("gpu.losses", &gpu->losses);

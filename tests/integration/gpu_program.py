@@ -5,6 +5,7 @@ runtime that reorders, fails and loses its contexts as a seed says (kvtierd-fake
 
 Engines are kvtier-bench's, which verify every byte. When the daemon stops, the fake ends it if
 anything was left open. The seed is printed."""
+import json
 import os
 import sys
 import time
@@ -131,6 +132,48 @@ class Replay(Daemon):
         result = self.run_paged("--preset", "hybrid", *FAULTS)
         self.assertGreater(self.l1_hits(result), 0)
         self.daemon.stop()
+
+
+class Operator(Daemon):
+    """What an operator sees of two GPUs in use, and of one that is not there."""
+
+    def test_figures_agree(self):
+        self.start("devices=3", settings=["tiers.l1.gpus=1, 0, 7"])
+        self.run_paged("--preset", "window")
+        stats = self.daemon.stats()
+        devices = json.loads(self.daemon.ctl("devices", "--json"))
+        used = [gpu for gpu in devices["gpus"] if gpu["state"] == "ok"]
+        self.assertEqual([gpu["index"] for gpu in devices["gpus"]], [1, 0, 7])
+        self.assertEqual(len(used), 2)
+        self.assertEqual((devices["l1"]["backend"], devices["l1"]["driver_version"],
+                          devices["l1"]["why"]), ("cuda", 13000, ""))
+        l1 = stats["tiers"][0]
+        self.assertEqual(sum(gpu["used_bytes"] for gpu in used), l1["used_bytes"])
+        self.assertEqual(sum(gpu["slots"] for gpu in used), 2 * l1["copies"])  # of two ranks
+        self.assertEqual(sum(gpu["arena_bytes"] for gpu in used), l1["capacity_bytes"])
+        counters = {(c["name"], c["label"]): c["value"] for c in stats["counters"]}
+        for gpu in used:
+            paths = gpu["paths"]
+            self.assertGreater(sum(path["bytes"] for path in paths.values()), 0)
+            for name, path in paths.items():
+                label = f"gpu={gpu['index']},path={name}"
+                self.assertEqual(counters["gpu_moved_bytes", label], path["bytes"])
+                self.assertEqual(counters["gpu_transfers", label], path["transfers"])
+            self.assertEqual(counters["gpu_launches", f"gpu={gpu['index']}"], gpu["launches"])
+            self.assertEqual((gpu["inflight_bytes"], gpu["bad_checks"]), (0, 0))
+        self.assertNotIn(("gpu_launches", "gpu=7"), counters)
+
+    def test_pages(self):
+        self.start("devices=2", settings=["tiers.l1.gpus=0, 7"])
+        refused = "GPU 7 refused: no GPU 7; there are: 0 "
+        for page in ("devices", "stats", "health"):
+            self.assertIn(refused, self.daemon.ctl(page))
+        self.assertIn("serving, degraded", self.daemon.ctl("health"))
+        lines = self.log_lines("L1:")
+        self.assertEqual(len(lines), 3, lines)
+        self.assertRegex(lines[0], "L1: 8.00 MiB, 1 of 2 GPUs")
+        self.assertRegex(lines[1], r"L1: GPU 0 .* \(GPU-[0-9a-f-]{36}\), arena of 8.00 MiB, sm_")
+        self.assertIn("L1: not used: no GPU 7;", lines[2])
 
 
 class Losses(Daemon):

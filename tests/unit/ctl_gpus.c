@@ -34,7 +34,7 @@ static void fill(struct kvt_ans_stats *stats, struct kvt_api_gpu_stats gpus[3])
         .staging_bytes = 64 << 20,
         .used_bytes = 1 << 30,
         .slab_bytes = UINT64_C(2) << 30,
-        .copies = 128,
+        .slots = 128,
         .inflight_bytes = 3 << 20,
         .losses = 1,
         .revivals = 1,
@@ -88,13 +88,13 @@ static void test_page(void **state)
         &page,
         "L1\n"
         "  driver for CUDA 13.0, built for CUDA 12.9; L2 is pinned: the copy engine reaches it\n"
-        "  gpu  name           state    sm  node     memory     arena     used  copies   moving  "
+        "  gpu  name           state    sm  node     memory     arena     used  slots   moving  "
         "losses  back\n"
-        "    0  NVIDIA H200    ok       90     1  140.0 GiB  60.0 GiB  1.0 GiB     128  3.0 MiB  "
+        "    0  NVIDIA H200    ok       90     1  140.0 GiB  60.0 GiB  1.0 GiB    128  3.0 MiB  "
         "     1     1\n"
-        "    1  NVIDIA\\x1b L4  lost     89     -        0 B       0 B      0 B       0      0 B  "
+        "    1  NVIDIA\\x1b L4  lost     89     -        0 B       0 B      0 B      0      0 B  "
         "     1     0\n"
-        "    2  NVIDIA T4      refused  75     -        0 B       0 B      0 B       0      0 B  "
+        "    2  NVIDIA T4      refused  75     -        0 B       0 B      0 B      0      0 B  "
         "     0     0\n"
         "  GPU 1 NVIDIA\\x1b L4 lost for 1 min 10 s: an uncorrectable ECC error\n"
         "  GPU 2 NVIDIA T4 refused: sm_75 is too old\n"

@@ -146,7 +146,7 @@ static void test_gpus(struct world *world, struct call *call)
     for (uint32_t i = 0; i < GPUS; i++)
         used += stats->gpus[i].used_bytes;
     CHECK(used > 0 && used == stats->tiers[KVT_TIER_DEVICE].used_bytes);
-    CHECK(stats->gpus[0].copies + stats->gpus[1].copies == 3);
+    CHECK(stats->gpus[0].slots + stats->gpus[1].slots == 3);
     for (uint32_t i = 0; i < stats->gpus[1].errors_count; i++)
         errors += stats->gpus[1].errors[i].value;
     CHECK(errors == 4);

@@ -73,8 +73,8 @@ static void print_table(const struct kvt_ctl_view *view, struct kvt_table *table
 
 static void view_gpus(const struct kvt_ctl_view *view, const struct kvt_ans_stats *stats)
 {
-    static const char *const names[] = {"gpu",   "name", "state",  "sm",     "node",   "memory",
-                                        "arena", "used", "copies", "moving", "losses", "back"};
+    static const char *const names[] = {"gpu",   "name", "state", "sm",     "node",   "memory",
+                                        "arena", "used", "slots", "moving", "losses", "back"};
     struct kvt_table *table = kvt_table_new("rllrrrrrrrrr");
     char text[KVT_CTL_TEXT_BYTES], a[KVT_TEXT_BYTES];
 
@@ -96,7 +96,7 @@ static void view_gpus(const struct kvt_ctl_view *view, const struct kvt_ans_stat
         kvt_table_cell(table, "%s", kvt_text_bytes(a, gpu->memory_bytes));
         kvt_table_cell(table, "%s", kvt_text_bytes(a, gpu->arena_bytes));
         kvt_table_cell(table, "%s", kvt_text_bytes(a, gpu->used_bytes));
-        kvt_table_cell(table, "%s", kvt_text_count(a, gpu->copies));
+        kvt_table_cell(table, "%s", kvt_text_count(a, gpu->slots));
         kvt_table_cell(table, "%s", kvt_text_bytes(a, gpu->inflight_bytes));
         kvt_table_cell(table, "%s", kvt_text_count(a, gpu->losses));
         kvt_table_cell(table, "%s", kvt_text_count(a, gpu->revivals));
@@ -248,7 +248,7 @@ static void json_counts(struct kvt_json *json, const struct kvt_api_gpu_stats *g
     kvt_json_u64(json, "staging_bytes", gpu->staging_bytes);
     kvt_json_u64(json, "used_bytes", gpu->used_bytes);
     kvt_json_u64(json, "slab_bytes", gpu->slab_bytes);
-    kvt_json_u64(json, "copies", gpu->copies);
+    kvt_json_u64(json, "slots", gpu->slots);
     kvt_json_u64(json, "inflight_bytes", gpu->inflight_bytes);
     kvt_json_u64(json, "lost_ns", gpu->lost_ns);
     kvt_json_u64(json, "losses", gpu->losses);
