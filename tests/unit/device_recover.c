@@ -191,6 +191,41 @@ static void test_no_memory_for_the_arena(void **state)
     set_world_free(world);
 }
 
+/* A GPU that hangs without a word. */
+static void test_stuck(void **state)
+{
+    const struct timespec while_idle = {.tv_nsec = 300 * KVT_NS_PER_MS};
+    struct set_world *world = set_world_new(2);
+    struct kvt_xfer xfer, *given = &xfer, *back = NULL;
+    struct kvt_device_gpu gpu;
+    uint32_t taken;
+
+    (void)state;
+    world->config.stuck_ns = 60 * KVT_NS_PER_MS;
+    world->config.retry_min_ns = world->config.retry_max_ns = 700 * KVT_NS_PER_MS;
+    assert_int_equal(set_world_open(world), 0);
+    set_world_attach(world, 0);
+    assert_int_equal(store(world, 0, 0), KVT_XFER_DONE);
+    (void)nanosleep(&while_idle, NULL); /* nothing to do is nothing that hangs */
+    assert_int_equal(atomic_load(&set_world_gpu(world, 0).counters->losses), 0);
+    xfer = set_world_xfer(world, 7);
+    xfer.src = set_world_slot(world, 0, 2);
+    xfer.dst = set_world_pool(world, 0, 9);
+    kvt_fake_cuda_set_frozen(true);
+    assert_int_equal(kvt_tier_submit(world->tier, &given, 1, &taken), 0);
+    while (atomic_load(&set_world_gpu(world, 0).counters->losses) == 0)
+        (void)nanosleep(&(struct timespec){.tv_nsec = KVT_NS_PER_MS}, NULL);
+    while ((gpu = set_world_gpu(world, 0)).state == KVT_GPU_OK)
+        (void)nanosleep(&(struct timespec){.tv_nsec = KVT_NS_PER_MS}, NULL);
+    assert_string_equal(gpu.why, "lost: no copy ended for 0 s");
+    kvt_fake_cuda_set_frozen(false);
+    (void)set_world_reap(world, &back, 1);
+    assert_int_equal(xfer.status, KVT_XFER_OUT_OF_SERVICE);
+    assert_int_equal(atomic_load(&set_world_gpu(world, 1).counters->losses), 0);
+    set_world_await(world, 0, 1);
+    set_world_free(world);
+}
+
 /* ---- the waits, stepped by hand -------------------------------------------------------------- */
 
 static struct kvt_device_member *stop_control(struct set_world *world)
@@ -335,6 +370,7 @@ int main(void)
         cmocka_unit_test(test_guests),
         cmocka_unit_test(test_reset_does_not_help),
         cmocka_unit_test(test_no_memory_for_the_arena),
+        cmocka_unit_test(test_stuck),
         cmocka_unit_test(test_waits),
         cmocka_unit_test(test_a_reset_that_hangs),
     };

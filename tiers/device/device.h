@@ -36,6 +36,9 @@ struct kvt_device_config {
     /* How long close waits for a call of the driver that hangs before it leaves that thread, and
      * all that it may touch, behind; 0: 10 s. */
     uint64_t hang_ns;
+    /* A GPU on which copies are queued and none ends for so long is lost: it hangs, and says
+     * nothing; 0: 30 s. */
+    uint64_t stuck_ns;
 };
 #define KVT_DEVICE_LINE_BYTES 256u /* of one line for people */
 

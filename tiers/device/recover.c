@@ -10,12 +10,51 @@
 #include "tiers/device/set.h"
 #include "tiers/worker.h"
 
-#define LOOK_NS KVT_NS_PER_S             /* a loss that nobody rang for is seen after so long */
+#define STUCK_LOOKS 30u /* in stuck_ns: a process that was stopped for long has had but one */
 #define PARK_NS (5u * KVT_NS_PER_MS)     /* between looks whether the GPU's thread has parked */
 #define GUESTS_NS (2u * KVT_GPU_HOLD_NS) /* then a guest hangs: no reason to be out for ever */
 #define PARK_LONG_NS (5u * KVT_NS_PER_S) /* then something hangs */
 #define START_PAUSE_NS (50u * KVT_NS_PER_US)
 #define BUSY_NS (20u * KVT_NS_PER_MS) /* somebody is in a call on the device */
+
+static uint64_t look_ns(const struct kvt_device_member *member)
+{
+    return KVT_MAX(member->set->config.stuck_ns / STUCK_LOOKS, 1u);
+}
+
+/* Transfers that came to an end, one way or another. */
+static uint64_t ended(const struct kvt_device_member *member)
+{
+    const struct kvt_gpu_counters *gpu = kvt_gpu_counters(member->gpu);
+    const struct kvt_tier_counters *tier = &member->tier->counters;
+    uint64_t count = atomic_load_explicit(&tier->errors_client_gone, memory_order_relaxed) +
+                     atomic_load_explicit(&tier->errors_late, memory_order_relaxed) +
+                     atomic_load_explicit(&tier->errors_io, memory_order_relaxed);
+
+    for (uint32_t i = 0; i < KVT_COUNT_OF(tier->errors_bad_slot); i++)
+        count += atomic_load_explicit(&tier->errors_bad_slot[i], memory_order_relaxed);
+    for (uint32_t i = 0; i < KVT_GPU_PATHS; i++)
+        count += atomic_load_explicit(&gpu->path_transfers[i], memory_order_relaxed);
+    return count;
+}
+
+/* A GPU that hangs may say nothing: its events are just never over, or a call of its thread does
+ * not come back. */
+static void look_whether_stuck(struct kvt_device_member *member, uint64_t now_ns)
+{
+    uint64_t count = ended(member);
+    bool is_busy = atomic_load_explicit(&kvt_gpu_counters(member->gpu)->inflight_bytes,
+                                        memory_order_relaxed) > 0;
+
+    if (now_ns - member->looked_ns < look_ns(member))
+        return;
+    member->looked_ns = now_ns;
+    member->stuck_looks = is_busy && count == member->ended ? member->stuck_looks + 1 : 0;
+    member->ended = count;
+    member->is_stuck = member->stuck_looks > STUCK_LOOKS;
+    if (member->is_stuck)
+        kvt_gpu_lose(member->gpu, KVT_CUDA_LAUNCH_TIMEOUT);
+}
 
 /* Back at once after a long time in good order; a GPU that is lost again and again waits longer
  * each time. */
@@ -35,8 +74,14 @@ static void lost(struct kvt_device_member *member, uint64_t now_ns)
     member->about.lost_ns = now_ns;
     member->has_export = false;
     KVT_ASSERT(pthread_mutex_unlock(&member->set->words) == 0);
-    kvt_device_say(member, KVT_GPU_LOST, "lost: %.48s (%d)", member->set->calls->error_name(error),
-                   error);
+    if (member->is_stuck)
+        kvt_device_say(member, KVT_GPU_LOST, "lost: no copy ended for %llu s",
+                       (unsigned long long)(config->stuck_ns / KVT_NS_PER_S));
+    else
+        kvt_device_say(member, KVT_GPU_LOST, "lost: %.48s (%d)",
+                       member->set->calls->error_name(error), error);
+    member->is_stuck = false;
+    member->stuck_looks = 0;
     kvt_doorbell_ring(member->set->config.doorbell);
 }
 
@@ -116,11 +161,14 @@ static void attempt(struct kvt_device_member *member, uint64_t now_ns)
 
 uint64_t kvt_device_care(struct kvt_device_member *member, uint64_t now_ns)
 {
-    bool is_out = atomic_load_explicit(&member->tier->counters.health, memory_order_seq_cst) !=
-                  KVT_TIER_HEALTH_OK;
+    bool is_out;
 
+    if (!member->is_lost)
+        look_whether_stuck(member, now_ns);
+    is_out = atomic_load_explicit(&member->tier->counters.health, memory_order_seq_cst) !=
+             KVT_TIER_HEALTH_OK;
     if (!member->is_lost && !is_out)
-        return kvt_time_add(now_ns, LOOK_NS);
+        return kvt_time_add(now_ns, look_ns(member));
     if (!member->is_lost)
         lost(member, now_ns);
     if (now_ns < member->next_ns)
@@ -131,7 +179,7 @@ uint64_t kvt_device_care(struct kvt_device_member *member, uint64_t now_ns)
         kvt_device_say(member, KVT_GPU_LOST,
                        "lost; its thread hangs in a call of the driver: restart the daemon to take "
                        "it back");
-        return kvt_time_add(now_ns, LOOK_NS);
+        return kvt_time_add(now_ns, look_ns(member));
     }
     /* Transfers of other GPUs end soon, or, of one that is lost, too, when that is reset or has
      * held them for KVT_GPU_HOLD_NS. */

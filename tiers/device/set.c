@@ -16,6 +16,7 @@
 
 #define RUN_MAX 64u /* neighbours in a batch for one GPU go to it in one call */
 #define HANG_NS_DEFAULT (10u * KVT_NS_PER_S)
+#define STUCK_NS_DEFAULT (30u * KVT_NS_PER_S)
 #define CLOSE_PAUSE_NS (200u * KVT_NS_PER_US)
 
 /* ---- transfers --------------------------------------------------------------------------------
@@ -438,6 +439,8 @@ static int set_new(struct kvt_device_set **ret_set, const struct kvt_device_conf
     set->current = -1;
     if (config->hang_ns == 0)
         set->config.hang_ns = HANG_NS_DEFAULT;
+    if (config->stuck_ns == 0)
+        set->config.stuck_ns = STUCK_NS_DEFAULT;
     set->tier.ops = &set_ops;
     set->tier.inflight_max = config->inflight_max * gpus_count;
     set->tier.slot_align_bytes = KVT_GPU_SLOT_ALIGN_BYTES;

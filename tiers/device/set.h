@@ -72,6 +72,9 @@ struct kvt_device_member {
     /* The control thread's own. */
     bool is_lost;
     int start_error; /* CUDA's, of its start */
+    bool is_stuck;   /* that is why it is lost */
+    uint32_t stuck_looks;
+    uint64_t looked_ns, ended; /* transfers, at the last look */
     uint32_t attempts;
     uint64_t wait_ns, next_ns; /* between attempts; of the next one */
     uint64_t back_ns;          /* when it was put into service again; 0: not yet */
