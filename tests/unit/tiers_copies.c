@@ -396,6 +396,16 @@ static void test_open_undoes_itself(void **state)
     struct kvt_host_config host = {.bytes = KVT_MIB, .inflight_max = 4, .doorbell = &bell};
     struct kvt_device_config device = {
         .backend = "host", .bytes = KVT_MIB, .inflight_max = 4, .doorbell = &bell};
+    const struct kvt_device_config cuda = {.backend = "cuda",
+                                           .gpus = "GPU-ffffffff-0000", /* nobody has it */
+                                           .bytes = 2 * KVT_MIB,
+                                           .staging_bytes = 2 * KVT_MIB,
+                                           .inflight_bytes_max = KVT_MIB,
+                                           .streams = 1,
+                                           .retry_min_ns = 1,
+                                           .retry_max_ns = 1,
+                                           .inflight_max = 4,
+                                           .doorbell = &bell};
     struct kvt_device_report report;
     struct kvt_tier *tier = NULL;
     int failures = 0;
@@ -421,8 +431,7 @@ static void test_open_undoes_itself(void **state)
     assert_int_equal(failures, 6);
     host.bytes = 100;
     assert_int_equal(kvt_host_open(&tier, &host), -EINVAL);
-    device.backend = "cuda";
-    assert_int_equal(kvt_device_open(&tier, &device, &report), KVT_DEVICE_E_NONE);
+    assert_int_equal(kvt_device_open(&tier, &cuda, &report), KVT_DEVICE_E_NONE);
     assert_true(strlen(report.why) > 0);
     device.backend = "tpu";
     assert_int_equal(kvt_device_open(&tier, &device, &report), -EINVAL);
