@@ -55,7 +55,7 @@ static void clients_attach(struct world *world, uint32_t device)
         struct kvt_region region = {.bytes = client->bytes,
                                     .is_gpu = true,
                                     .gpu_zone = device,
-                                    .incarnation = device == 0 ? world->incarnation : 0};
+                                    .incarnation = device == 0 ? world->zones[0].incarnation : 0};
         int error;
 
         if (client->device != device || (c == 0 && world->is_client_freed))
@@ -82,7 +82,7 @@ static void pin_host(struct world *world)
         world_fail(world, "pin: %d", error);
 }
 
-static void places_init(struct world *world)
+void world_places_init(struct world *world)
 {
     struct world_place *place = world->places;
 
@@ -126,6 +126,7 @@ bool world_open(struct world *world, const struct world_options *options)
     world->random = (options->seed + 1) * 0x9e3779b97f4a7c15ull;
     fake_open(options);
     world->calls = kvt_cuda_calls();
+    world->zones_count = 1;
     world->host_memory =
         mmap(NULL, KVT_HUGE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (world->host_memory == MAP_FAILED || kvt_doorbell_init(&world->bell) < 0)
@@ -156,11 +157,14 @@ bool world_open(struct world *world, const struct world_options *options)
     if (r != 0) {
         if (!options->is_error_expected || world->gpu != NULL || (r == -EIO && error == 0))
             world_fail(world, "kvt_gpu_open: %d, CUDA's %d", r, error);
-        places_init(world);
+        world_places_init(world);
         return false;
     }
     world->tier = kvt_gpu_tier(world->gpu);
-    places_init(world);
+    world->zones[0] = (struct world_zone){.gpu = world->gpu,
+                                          .counters = &world->tier->counters,
+                                          .base_bytes = world->config.base_bytes};
+    world_places_init(world);
     for (uint32_t i = 0; i < WORLD_SLOTS; i++)
         world_scribble(world, &world->places[i]);
     return true;
@@ -229,10 +233,12 @@ bool world_is_lost(const struct world *world)
 
 static void check_budget(const struct world *world)
 {
-    uint64_t inflight = atomic_load(&kvt_gpu_counters(world->gpu)->inflight_bytes);
+    for (uint32_t z = 0; z < world->zones_count; z++) {
+        uint64_t inflight = atomic_load(&kvt_gpu_counters(world->zones[z].gpu)->inflight_bytes);
 
-    if (inflight > KVT_MAX(world->config.inflight_bytes_max, WORLD_SLOT_BYTES))
-        world_fail(world, "%" PRIu64 " bytes in flight", inflight);
+        if (inflight > KVT_MAX(world->config.inflight_bytes_max, WORLD_SLOT_BYTES))
+            world_fail(world, "%" PRIu64 " bytes in flight", inflight);
+    }
 }
 
 void world_turn(struct world *world)
@@ -292,10 +298,11 @@ static void park_and_revive(struct world *world)
             world_fail(world, "it does not park");
     }
     incarnation = atomic_load(&world->tier->counters.incarnation);
-    if (incarnation != world->incarnation + 1)
-        world_fail(world, "incarnation %u after %u", incarnation, world->incarnation);
+    if (incarnation != world->zones[0].incarnation + 1)
+        world_fail(world, "incarnation %u after %u", incarnation, world->zones[0].incarnation);
     revive(world);
-    world->incarnation = incarnation;
+    world->zones[0].incarnation = incarnation;
+    world->losses++;
 }
 
 void world_recover(struct world *world)

@@ -39,10 +39,9 @@ struct world_place {
     uint32_t client, idx;
     uint32_t readers;
     bool is_writing;
-    bool is_full;  /* somebody's content; else garbage */
-    uint64_t id;   /* slots: of the content: its key */
-    uint32_t spec; /* of the content: its bytes */
-    uint32_t incarnation;
+    bool is_full;    /* somebody's content; else garbage */
+    uint64_t id;     /* slots: of the content: its key */
+    uint32_t spec;   /* of the content: its bytes */
     uint8_t *shadow; /* slots: payload; a client's is its pool's */
 };
 
@@ -53,7 +52,8 @@ struct world_op {
     uint8_t *payload;
     uint64_t id;
     uint32_t spec;
-    uint32_t incarnation; /* of the GPU when it was submitted */
+    uint32_t incarnation; /* of the slot's zone when it was submitted */
+    uint64_t losses;      /* of the world, then */
     bool is_used, is_late, is_stale;
 };
 
@@ -70,6 +70,15 @@ struct world_options {
     bool is_sticky_expected; /* so there may be a context that only a reset frees */
 };
 
+struct world_zone { /* a GPU of L1 */
+    struct kvt_gpu *gpu;
+    const struct kvt_tier_counters *counters;
+    uint64_t base_bytes;
+    uint32_t incarnation;
+    bool is_lost; /* a set's, and the test knows it: its arena is not looked at */
+};
+#define WORLD_ZONES_MAX 3u
+
 struct world {
     struct world_options options;
     const struct kvt_cuda_calls *calls;
@@ -82,7 +91,10 @@ struct world {
     struct world_client clients[WORLD_CLIENTS];
     struct world_place places[WORLD_PLACES];
     struct world_op ops[WORLD_INFLIGHT];
-    uint32_t inflight, incarnation;
+    uint32_t inflight, zones_count;
+    struct world_zone zones[WORLD_ZONES_MAX];
+    bool is_set; /* several GPUs behind one tier, which recovers them by itself: set_model.c */
+    uint64_t losses;
     bool is_client_freed; /* the first client freed its memory: it is not opened again */
     bool has_failed;      /* after close: the planned failure has happened */
     uint64_t submitted, reaped, done, lost, late, failed, bad, clients_gone;
@@ -110,6 +122,9 @@ void world_recover(struct world *world);
 bool world_is_lost(const struct world *world);
 /* @count transfers, losses and all; ends drained and verified. */
 void world_run(struct world *world, uint32_t count);
+
+/* The zone that a place is in; KVT_GPU_NONE: of no GPU of L1. */
+uint32_t world_zone_of(const struct world *world, const struct world_place *place);
 
 /* Directed: a place that is full (idx of the slot or of the client's group), and one transfer from
  * place to place, waited for; its status. */

@@ -71,6 +71,8 @@ void world_client_init(struct world *world, uint32_t idx)
     bool is_mixed = world_random(world, 2) == 0;
 
     client->device = idx < 3 ? 0 : (idx == 3 ? 1 : KVT_GPU_NONE);
+    if (world->is_set && idx < 4)
+        client->device = idx % world->zones_count;
     client->spec = (uint32_t)world_random(world, SPECS_PLAIN);
     if (world->options.has_quant && idx % 2 == 0)
         client->spec = SPECS_PLAIN;
@@ -110,16 +112,29 @@ uint8_t *world_host_slot(const struct world *world, const struct world_place *pl
     return world->host_memory + place->idx * WORLD_HOST_SLOT_BYTES;
 }
 
+uint32_t world_zone_of(const struct world *world, const struct world_place *place)
+{
+    uint32_t device;
+
+    if (place->kind == KVT_PLACE_DEVICE)
+        return place->idx % world->zones_count;
+    device = place->kind == KVT_PLACE_CLIENT ? world->clients[place->client].device : KVT_GPU_NONE;
+    return device < world->zones_count ? device : KVT_GPU_NONE;
+}
+
 uint8_t *world_bytes(const struct world *world, const struct world_place *place)
 {
+    const struct world_zone *zone;
     uint64_t arena;
 
     if (place->kind == KVT_PLACE_HOST)
         return world_host_slot(world, place) + kvt_slot_header_bytes(KVT_BLOCK_TOKENS_DEFAULT);
-    arena = kvt_gpu_arena(world->gpu);
+    zone = &world->zones[place->idx % world->zones_count];
+    arena = zone->is_lost ? 0 : kvt_gpu_arena(zone->gpu);
     if (arena == 0)
         return NULL;
-    return kvt_fake_cuda_memory(arena + place->idx * WORLD_SLOT_BYTES, WORLD_SLOT_BYTES);
+    return kvt_fake_cuda_memory(arena + place->idx / world->zones_count * WORLD_SLOT_BYTES,
+                                WORLD_SLOT_BYTES);
 }
 
 /* Every part of a client's block, in the order of the payload. False: the last was given. */

@@ -16,6 +16,8 @@ struct world_spec { /* of a component */
 __attribute__((noreturn)) void world_fail(const struct world *world, const char *format, ...)
     KVT_PRINTF(2, 3);
 
+void world_places_init(struct world *world);
+
 /* model_world_bytes.c */
 const struct world_spec *world_spec(uint32_t idx);
 void world_client_init(struct world *world, uint32_t idx);

@@ -12,7 +12,7 @@
 
 static bool is_gpu_client(const struct world *world, const struct world_place *place)
 {
-    return place->kind == KVT_PLACE_CLIENT && world->clients[place->client].device == 0;
+    return place->kind == KVT_PLACE_CLIENT && world_zone_of(world, place) != KVT_GPU_NONE;
 }
 
 /* What the tier does; a client of another GPU has to do with slots of this one only. */
@@ -52,9 +52,12 @@ static void write_header(const struct world *world, const struct world_op *op,
 static void set_place(struct world *world, struct world_op *op, struct kvt_place *to,
                       struct world_place *place)
 {
-    *to = (struct kvt_place){.kind = place->kind, .incarnation = world->incarnation};
+    *to = (struct kvt_place){.kind = place->kind};
     if (place->kind == KVT_PLACE_DEVICE) {
-        to->offset_bytes = world->config.base_bytes + place->idx * WORLD_SLOT_BYTES;
+        const struct world_zone *zone = &world->zones[place->idx % world->zones_count];
+
+        op->incarnation = to->incarnation = zone->incarnation;
+        to->offset_bytes = zone->base_bytes + place->idx / world->zones_count * WORLD_SLOT_BYTES;
     } else if (place->kind == KVT_PLACE_HOST) {
         to->offset_bytes = place->idx * WORLD_HOST_SLOT_BYTES;
     } else {
@@ -94,7 +97,7 @@ static struct world_op *op_new(struct world *world, struct world_place *src,
     memset(op, 0, sizeof(*op));
     op->is_used = true;
     op->spec = spec;
-    op->incarnation = world->incarnation;
+    op->losses = world->losses;
     op->src = src;
     op->dst = dst;
     op->id = src->kind == KVT_PLACE_CLIENT ? ++world->next_id : src->id;
@@ -129,11 +132,19 @@ static bool submit(struct world *world, struct world_op *op)
     return true;
 }
 
-static bool is_pair(const struct world *world, const struct world_place *src,
+/* Now and then a transfer is given to a GPU that is lost: an engine that has not heard of it. */
+static bool is_on_lost(struct world *world, const struct world_place *place)
+{
+    uint32_t zone = world_zone_of(world, place);
+
+    return zone != KVT_GPU_NONE && world->zones[zone].is_lost && world_random(world, 4) != 0;
+}
+
+static bool is_pair(struct world *world, const struct world_place *src,
                     const struct world_place *dst)
 {
     return src->is_full && !src->is_writing && !dst->is_writing && dst->readers == 0 &&
-           is_allowed(world, src, dst) &&
+           is_allowed(world, src, dst) && !is_on_lost(world, src) && !is_on_lost(world, dst) &&
            (dst->kind != KVT_PLACE_CLIENT || world->clients[dst->client].spec == src->spec);
 }
 
@@ -169,11 +180,31 @@ bool world_submit(struct world *world)
     op->is_stale = (src->kind == KVT_PLACE_DEVICE || dst->kind == KVT_PLACE_DEVICE) &&
                    world_random(world, 40) == 0;
     if (op->is_stale)
-        op->xfer.src.incarnation = op->xfer.dst.incarnation = world->incarnation - 1;
+        op->xfer.src.incarnation = op->xfer.dst.incarnation = op->incarnation - 1;
     return submit(world, op);
 }
 
 /* ---- the way back ---------------------------------------------------------------------------- */
+
+/* The arena of its slot is another. */
+static bool is_made_anew(const struct world *world, const struct world_op *op)
+{
+    const struct world_place *slot = op->src->kind == KVT_PLACE_DEVICE ? op->src : op->dst;
+
+    return op->incarnation != world->zones[slot->idx % world->zones_count].incarnation;
+}
+
+/* A GPU was lost since it was submitted, or is now. */
+static bool was_lost_since(const struct world *world, const struct world_op *op)
+{
+    if (op->losses != world->losses)
+        return true;
+    for (uint32_t z = 0; z < world->zones_count; z++)
+        if (world->zones[z].is_lost ||
+            atomic_load(&world->zones[z].counters->incarnation) != world->zones[z].incarnation)
+            return true;
+    return false;
+}
 
 static void finish_done(struct world *world, struct world_op *op)
 {
@@ -183,7 +214,7 @@ static void finish_done(struct world *world, struct world_op *op)
     world->done++;
     if (op->is_late || op->is_stale)
         world_fail(world, "a transfer that was late or of another incarnation was done");
-    if (dst->kind == KVT_PLACE_DEVICE && op->xfer.dst.incarnation != world->incarnation) {
+    if (dst->kind == KVT_PLACE_DEVICE && is_made_anew(world, op)) {
         world_forget(world, dst);
         return;
     }
@@ -203,7 +234,7 @@ static void finish_done(struct world *world, struct world_op *op)
 /* Was never started: only the header is another's, unless the whole arena was made anew since. */
 static void finish_untouched(struct world *world, struct world_op *op)
 {
-    if (op->dst->kind != KVT_PLACE_DEVICE || op->incarnation == world->incarnation)
+    if (op->dst->kind != KVT_PLACE_DEVICE || !is_made_anew(world, op))
         world_check(world, op->dst, "it was not started");
     if (op->dst->kind == KVT_PLACE_HOST)
         world_scribble(world, op->dst);
@@ -219,7 +250,7 @@ static void finish_failed(struct world *world, struct world_op *op)
         world->bad++;
     else if (status == KVT_XFER_CLIENT_GONE &&
              (is_gpu_client(world, op->src) || is_gpu_client(world, op->dst)) &&
-             op->xfer.src.incarnation != atomic_load(&world->tier->counters.incarnation))
+             was_lost_since(world, op))
         world->clients_gone++;
     else if (status < 0)
         world->failed++;
@@ -230,9 +261,7 @@ static void finish_failed(struct world *world, struct world_op *op)
                    "a bad slot (%d) that nobody damaged: %d/%u/%u to %d/%u/%u, content %" PRIu64,
                    (int)op->xfer.verdict, (int)op->src->kind, op->src->client, op->src->idx,
                    (int)op->dst->kind, op->dst->client, op->dst->idx, op->id);
-    if (status == KVT_XFER_OUT_OF_SERVICE && !world_is_lost(world) &&
-        world->incarnation == op->xfer.src.incarnation &&
-        atomic_load(&world->tier->counters.incarnation) == world->incarnation)
+    if (status == KVT_XFER_OUT_OF_SERVICE && !was_lost_since(world, op))
         world_fail(world, "out of service, but it is not");
     if (status < 0 && !world->options.is_error_expected)
         world_fail(world, "error %d", status);
