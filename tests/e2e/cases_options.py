@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from cases_basic import LENGTHS, NEAR, all_at_once, nothing, one_by_one, whole_prompts
 from cases_faults import ONLY_L2, damage_each, errors
-from engine import Request
+from engine import Request, Result
 from world import World, block_tokens
 
 
@@ -73,7 +73,7 @@ def quantised(world: World) -> None:
     predicted = whole_prompts(requests, block_tokens(daemon))
     staging = {"quantise": kinds, "memory": "staging", "staging_bytes": "1MiB"}
     staged = world.connected("staged", daemon, dtype="bfloat16", options=staging)
-    warm = {}
+    warm: dict[str, Result] = {}
     for engine in (shared, shared, staged):
         engine.settle()
         engine.call("reset")
