@@ -295,6 +295,7 @@ struct kvt_req_promote {
     struct kvt_api_moves moves[KVT_COMPONENTS_MAX];
     uint32_t layer_groups; /* 0 or 1: no progress; else progress after each of so many groups */
     bool wants_inline;     /* bytes come back in the answer */
+    bool is_in_place;      /* target L1: where the blocks are, to be read there; holds them */
 };
 
 struct kvt_api_results { /* one byte a move (kvt_move_result), by component as in the request */
@@ -309,6 +310,19 @@ struct kvt_ans_promote {
     bool is_quiesced; /* no thread touches the op's client memory any more */
     uint32_t inline_bytes;
     const uint8_t *inline_data; /* of DONE moves, in move order, component by component */
+    /* When is_in_place: of each move, as many as results; 0 where it is not DONE. */
+    bool is_in_place;
+    struct kvt_api_in_place {
+        uint32_t *zones;
+        uint64_t *offsets_bytes; /* in the arena of that zone */
+    } in_place[KVT_COMPONENTS_MAX];
+    uint32_t arenas_count;
+    struct kvt_api_arena {
+        uint32_t zone, incarnation;
+        uint8_t handle[KVT_CUDA_IPC_HANDLE_BYTES];
+        uint8_t device_uuid[KVT_CUDA_UUID_BYTES];
+        uint64_t bytes;
+    } arenas[KVT_ZONES_MAX];
 };
 
 struct kvt_req_reserve {

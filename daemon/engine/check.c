@@ -20,8 +20,9 @@ static bool check_leases(struct kvt_engine *engine, const char **ret_why)
         live += lease->is_live;
         if (lease->is_live && !lease->is_used)
             return fail(ret_why, "a live lease on the free list");
-        if (lease->is_live && lease->runs == 0 && lease->timer.heap_pos == 0)
-            return fail(ret_why, "an idle lease without a deadline");
+        if (lease->is_live && lease->runs == 0 &&
+            (lease->timer.heap_pos == 0) != (lease->first_hold != 0))
+            return fail(ret_why, "an idle lease without a deadline, or one that holds with one");
     }
     kvt_list_for_each (link, &engine->runs)
         holds += KVT_CONTAINER_OF(link, struct eng_run, link)->holds_path;
@@ -132,6 +133,10 @@ static bool check_runs(struct kvt_engine *engine, const char **ret_why)
 
 bool kvt_engine_check(struct kvt_engine *engine, const char **ret_why)
 {
+    const char *why = eng_holds_check(engine);
+
+    if (why != NULL)
+        return fail(ret_why, why);
     if (!eng_heap_check(&engine->heap))
         return fail(ret_why, "the heap of deadlines is not a heap");
     return kvt_radix_check(engine->radix, ret_why) && kvt_store_check(engine->store, ret_why) &&

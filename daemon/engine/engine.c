@@ -142,6 +142,8 @@ static void fill_defaults(struct kvt_engine_config *config)
         or_default(config->leased_bytes_per_engine_max, upper / 2);
     config->reserved_bytes_per_engine_max =
         or_default(config->reserved_bytes_per_engine_max, upper / 4);
+    config->held_bytes_per_engine_max =
+        or_default(config->held_bytes_per_engine_max, capacity(config, KVT_TIER_DEVICE) / 2);
     config->namespaces_max =
         KVT_MIN((uint32_t)or_default(config->namespaces_max, 64), KVT_NAMESPACES_MAX);
     config->roots_max = (uint32_t)or_default(config->roots_max, 65536);
@@ -201,6 +203,11 @@ static int make_pools(struct kvt_engine *engine)
     engine->entries = kvt_alloc_zeroed(KVT_ENGINE_ENTRIES_MAX, sizeof(engine->entries[0]));
     engine->entry_buckets =
         kvt_alloc_zeroed(KVT_ENGINE_ENTRIES_MAX, sizeof(engine->entry_buckets[0]));
+    if (engine->config.gpu_memory.export_arena != NULL) {
+        engine->holds = kvt_alloc_zeroed(KVT_ENGINE_HOLDS_MAX, sizeof(engine->holds[0]));
+        if (engine->holds == NULL)
+            return kvt_trace(-ENOMEM);
+    }
     engine->runs_pool = kvt_alloc_zeroed(engine->runs_max, sizeof(engine->runs_pool[0]));
     engine->jobs_pool = kvt_alloc_zeroed(KVT_ENGINE_JOBS_MAX, sizeof(engine->jobs_pool[0]));
     engine->wide_pool = kvt_alloc_zeroed(KVT_ENGINE_WIDE_MAX, sizeof(engine->wide_pool[0]));
@@ -254,6 +261,7 @@ int kvt_engine_new(struct kvt_engine **ret_engine, const struct kvt_engine_confi
     kvt_list_init(&engine->groups);
     kvt_list_init(&engine->leases_free);
     kvt_list_init(&engine->leases_dying);
+    kvt_list_init(&engine->holders);
     kvt_list_init(&engine->tickets_free);
     kvt_list_init(&engine->tickets_dying);
     kvt_list_init(&engine->runs_free);
@@ -298,6 +306,7 @@ struct kvt_engine *kvt_engine_free(struct kvt_engine *engine)
     kvt_ring_deinit(&engine->inbox);
     eng_heap_deinit(&engine->heap);
     kvt_free(engine->leases);
+    kvt_free(engine->holds);
     kvt_free(engine->tickets);
     kvt_free(engine->entries);
     kvt_free(engine->entry_buckets);

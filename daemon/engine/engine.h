@@ -32,6 +32,7 @@ struct kvt_engine_config {
     uint32_t tickets_per_session_max;          /* 0: 1,024 */
     uint64_t leased_bytes_per_engine_max;      /* 0: half of L2 + half of L1 */
     uint64_t reserved_bytes_per_engine_max;    /* 0: a quarter of L2 + L1 */
+    uint64_t held_bytes_per_engine_max;        /* read in place; 0: half of L1 */
     uint32_t namespaces_max, roots_max;        /* 0: 64, 65,536 */
     /* What L3's devices kept of earlier daemons. NULL: nothing; else KVT_NAMESPACES_MAX records,
      * only used in kvt_engine_new. */
@@ -54,6 +55,8 @@ struct kvt_engine_config {
         int (*open)(void *ctx, const struct kvt_device_memory *memory,
                     struct kvt_region *ret_region, char ret_why[KVT_DEVICE_WHY_BYTES]);
         void (*close)(void *ctx, struct kvt_region *region);
+        /* kvt_device_export, called by the engine's thread; NULL: Promote in place is refused. */
+        bool (*export_arena)(void *ctx, uint32_t zone, struct kvt_device_export *ret_export);
     } gpu_memory;
     uint64_t load_wait_ns;         /* a lookup waits so long for L3's index at start; 0: 10 s */
     kvt_notify_fn notify;          /* of the server; NULL in tests that need none */

@@ -218,16 +218,19 @@ void eng_gpu_watch(struct kvt_engine *engine)
 {
     const struct kvt_tier *tier = engine->config.store.tiers[KVT_TIER_DEVICE];
     const struct kvt_notice notice = {.kind = KVT_NOTICE_REGIONS_LOST};
-    bool is_changed = false;
+    uint32_t changed = 0;
 
     for (uint32_t i = 0; tier != NULL && i < tier->zones_count; i++) {
         uint32_t incarnation =
             atomic_load_explicit(&tier->zones[i].counters->incarnation, memory_order_relaxed);
 
-        is_changed |= incarnation != engine->gpu_incarnations[i];
+        if (incarnation != engine->gpu_incarnations[i])
+            changed |= 1u << i;
         engine->gpu_incarnations[i] = incarnation;
     }
-    for (uint32_t i = 0; is_changed && i < KVT_SESSIONS_MAX; i++) {
+    if (changed != 0)
+        eng_holds_lost(engine, changed);
+    for (uint32_t i = 0; changed != 0 && i < KVT_SESSIONS_MAX; i++) {
         struct eng_session *session = engine->sessions[i].session;
 
         if (session == NULL || session->is_told_lost || !has_lost_regions(engine, session))

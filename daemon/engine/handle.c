@@ -100,8 +100,9 @@ struct eng_session *eng_session_of(struct kvt_engine *engine, struct kvt_op *op,
     return session;
 }
 
-bool eng_lease_of(struct kvt_engine *engine, struct kvt_op *op, const struct eng_session *session,
-                  const struct kvt_handle *handle, struct eng_lease **ret_lease)
+bool eng_lease_to_end(struct kvt_engine *engine, struct kvt_op *op,
+                      const struct eng_session *session, const struct kvt_handle *handle,
+                      struct eng_lease **ret_lease)
 {
     uint32_t idx = handle_idx(handle);
     struct eng_lease *lease;
@@ -118,8 +119,17 @@ bool eng_lease_of(struct kvt_engine *engine, struct kvt_op *op, const struct eng
         kvt_op_fail(op, KVT_CODE_PERMISSION_DENIED, "this lease belongs to another engine");
         return false;
     }
-    if (lease->epoch == session->ns->epoch)
-        *ret_lease = lease;
+    *ret_lease = lease;
+    return true;
+}
+
+bool eng_lease_of(struct kvt_engine *engine, struct kvt_op *op, const struct eng_session *session,
+                  const struct kvt_handle *handle, struct eng_lease **ret_lease)
+{
+    if (!eng_lease_to_end(engine, op, session, handle, ret_lease))
+        return false;
+    if (*ret_lease != NULL && (*ret_lease)->epoch != session->ns->epoch)
+        *ret_lease = NULL;
     return true;
 }
 

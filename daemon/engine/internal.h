@@ -45,8 +45,9 @@
 #define KVT_ENGINE_SLICE 256u         /* leases, tickets' entries and timers worked off a turn */
 #define KVT_ENGINE_PATH_CHUNK 512u
 
-#define KVT_ENGINE_OPENINGS_MAX 64u /* Attaches whose memory on a GPU is being opened */
-#define KVT_ENGINE_DRAINS_MAX 16u   /* requests that wait for a drain */
+#define KVT_ENGINE_HOLDS_MAX 262144u /* shards of L1 that engines read in place */
+#define KVT_ENGINE_OPENINGS_MAX 64u  /* Attaches whose memory on a GPU is being opened */
+#define KVT_ENGINE_DRAINS_MAX 16u    /* requests that wait for a drain */
 
 #define KVT_ENGINE_MAGIC 0x6b767465u
 #define KVT_SESSION_MAGIC 0x6b767373u
@@ -122,6 +123,7 @@ struct eng_group {
     uint64_t reserved_bytes;
     uint64_t lookup_tokens, hit_tokens, promoted_bytes, demoted_bytes;
     uint64_t lookups, promotes, demotes, missed_moves;
+    uint64_t held_bytes; /* of L1, read in place by it */
     uint32_t runs_count; /* of its sessions, detached ones too */
     bool is_gpu;         /* some session's memory is a GPU's */
 };
@@ -171,6 +173,17 @@ struct eng_lease {
     uint64_t idle_ns;
     uint32_t ranks_mask; /* ranks that did not release it */
     uint64_t bytes[KVT_TIERS_COUNT];
+    /* Read in place, see hold.c. With a hold it has no deadline, and no end by a Reset. */
+    struct kvt_list held_link; /* engine->holders */
+    uint32_t first_hold;       /* index + 1 */
+    uint32_t held_zones;       /* a bit each */
+    uint64_t held_bytes;       /* while it is live */
+};
+
+struct eng_hold {
+    uint32_t next; /* index + 1, of its lease or the free */
+    struct kvt_store_held held;
+    uint64_t bytes;
 };
 
 struct eng_entry {                   /* one reserved cell of a ticket */
@@ -349,6 +362,9 @@ struct kvt_engine {
     struct eng_lease *leases;
     struct kvt_list leases_free, leases_dying;
     uint32_t leases_made, leases_count;
+    struct eng_hold *holds; /* NULL: nothing is read in place */
+    uint32_t holds_made, holds_free, holds_count;
+    struct kvt_list holders; /* leases that have some */
     struct eng_ticket *tickets;
     struct kvt_list tickets_free, tickets_dying;
     uint32_t tickets_made, tickets_count;
@@ -409,6 +425,10 @@ bool eng_handle_is_ours(const struct kvt_engine *engine, struct kvt_op *op, enum
 /* true, and the lease; NULL when it has ended. */
 bool eng_lease_of(struct kvt_engine *engine, struct kvt_op *op, const struct eng_session *session,
                   const struct kvt_handle *handle, struct eng_lease **ret_lease);
+/* The same for its end: one of an older epoch is good, too. */
+bool eng_lease_to_end(struct kvt_engine *engine, struct kvt_op *op,
+                      const struct eng_session *session, const struct kvt_handle *handle,
+                      struct eng_lease **ret_lease);
 bool eng_ticket_of(struct kvt_engine *engine, struct kvt_op *op, const struct eng_session *session,
                    const struct kvt_handle *handle, struct eng_ticket **ret_ticket);
 bool eng_cursor_of(struct kvt_engine *engine, struct kvt_op *op, const struct eng_ns *ns,
@@ -545,6 +565,19 @@ void eng_lease_end(struct kvt_engine *engine, struct eng_lease *lease, bool is_t
 void eng_lease_expire(struct kvt_engine *engine, struct eng_lease *lease);
 bool eng_leases_slice(struct kvt_engine *engine);
 void eng_op_release(struct kvt_engine *engine, struct kvt_op *op);
+
+/* hold.c: blocks that engines read in L1 */
+bool eng_in_place_is_valid(const struct kvt_engine *engine, struct kvt_op *op,
+                           const struct eng_session *session);
+/* Pins what was raised and says where it is; a move that cannot be is not DONE any more. */
+void eng_in_place_answer(struct kvt_engine *engine, struct eng_run *run);
+void eng_holds_abandon(struct eng_lease *lease); /* its group's books; the lease is being killed */
+/* A slice of a dead lease's; true: it has none (left). */
+bool eng_holds_drop(struct kvt_engine *engine, struct eng_lease *lease);
+/* After a Reset let all leases of the namespace go: not those. */
+void eng_holds_keep(struct kvt_engine *engine, const struct eng_ns *ns);
+void eng_holds_lost(struct kvt_engine *engine, uint32_t zones); /* a bit each */
+const char *eng_holds_check(const struct kvt_engine *engine);   /* NULL, or what is wrong */
 
 /* ticket.c */
 struct eng_ticket *eng_ticket_new(struct kvt_engine *engine, struct eng_session *session,

@@ -1,7 +1,8 @@
 /* Leases: the right to read a matched path. A lease is a lease of the tree on the path's last
  * block, and bookkeeping. It ends when the scheduler or every rank released it, when it was idle
  * for its time, with its engine, or with a Reset; under a running promote only its handle ends, and
- * the path stays leased until the promote is over. Ending is idempotent.
+ * the path stays leased until the promote is over. Ending is idempotent. A lease by which blocks
+ * are read in place (hold.c) ends by a release, with its engine, or when their GPU is lost.
  *
  *   free -> live -> dying (handle is dead, the tree's lease is not given back yet) -> free
  *
@@ -78,6 +79,7 @@ struct eng_lease *eng_lease_new(struct kvt_engine *engine, struct eng_session *s
         lease->group->leased_bytes[tier] += bytes[tier];
     }
     kvt_list_init(&lease->link);
+    kvt_list_init(&lease->held_link);
     kvt_list_push_back(&lease->group->leases, &lease->link);
     lease->group->leases_count++;
     lease->group->refs++;
@@ -91,7 +93,7 @@ struct eng_lease *eng_lease_new(struct kvt_engine *engine, struct eng_session *s
 /* The tree's lease goes back, the record is free. */
 static void lease_bury(struct kvt_engine *engine, struct eng_lease *lease)
 {
-    KVT_ASSERT(!lease->is_live && lease->is_used && lease->runs == 0);
+    KVT_ASSERT(!lease->is_live && lease->is_used && lease->runs == 0 && lease->first_hold == 0);
     kvt_list_remove(&lease->link);
     (void)!kvt_radix_release(engine->radix, lease->end); /* stale: its root was reset */
     lease->is_used = false;
@@ -99,35 +101,47 @@ static void lease_bury(struct kvt_engine *engine, struct eng_lease *lease)
     kvt_list_push_back(&engine->leases_free, &lease->link);
 }
 
+/* The session that asked; of what is read in place every session of the engine. */
+static void tell(struct kvt_engine *engine, const struct eng_lease *lease,
+                 struct eng_session *session)
+{
+    const struct kvt_notice notice = {
+        .kind = KVT_NOTICE_LEASE_ENDED,
+        .handle = eng_handle(engine, ENG_HANDLE_LEASE, lease->idx, lease->generation)};
+
+    if (session != NULL && lease->first_hold == 0)
+        eng_notify(engine, session, &notice);
+    for (uint32_t i = 0; i < KVT_SESSIONS_MAX && lease->first_hold != 0; i++)
+        if (engine->sessions[i].session != NULL &&
+            engine->sessions[i].session->group == lease->group)
+            eng_notify(engine, engine->sessions[i].session, &notice);
+}
+
 static void lease_kill(struct kvt_engine *engine, struct eng_lease *lease, bool is_told)
 {
     struct eng_session *session =
         eng_session_at(engine, lease->session_idx, lease->session_generation);
-    struct kvt_notice notice = {
-        .kind = KVT_NOTICE_LEASE_ENDED,
-        .handle = is_told ? eng_handle(engine, ENG_HANDLE_LEASE, lease->idx, lease->generation)
-                          : KVT_HANDLE_NONE};
 
     KVT_ASSERT(lease->is_live);
+    if (is_told)
+        tell(engine, lease, session);
     lease->is_live = false;
     eng_timer_clear(&engine->heap, &lease->timer);
+    eng_holds_abandon(lease);
     for (uint32_t tier = 0; tier < KVT_TIERS_COUNT; tier++)
         lease->group->leased_bytes[tier] -= lease->bytes[tier];
     lease->group->leases_count--;
     eng_group_unref(lease->group);
     lease->group = NULL;
-    if (session != NULL) {
+    if (session != NULL)
         session->leases_count--;
-        if (is_told)
-            eng_notify(engine, session, &notice);
-    }
 }
 
 void eng_lease_end(struct kvt_engine *engine, struct eng_lease *lease, bool is_told)
 {
     lease_kill(engine, lease, is_told);
     kvt_list_remove(&lease->link);
-    if (lease->runs == 0) {
+    if (lease->runs == 0 && eng_holds_drop(engine, lease)) {
         lease_bury(engine, lease);
         return;
     }
@@ -146,10 +160,10 @@ void eng_lease_unuse(struct kvt_engine *engine, struct eng_lease *lease)
     KVT_ASSERT(lease->runs > 0);
     if (--lease->runs > 0)
         return;
-    if (lease->is_live)
+    if (!lease->is_live && eng_holds_drop(engine, lease))
+        lease_bury(engine, lease); /* else it is among the dying, and a slice does it */
+    else if (lease->is_live && lease->first_hold == 0)
         eng_timer_set(&engine->heap, &lease->timer, kvt_time_add(engine->now_ns, lease->idle_ns));
-    else
-        lease_bury(engine, lease);
 }
 
 void eng_lease_expire(struct kvt_engine *engine, struct eng_lease *lease)
@@ -165,6 +179,7 @@ bool eng_leases_slice(struct kvt_engine *engine)
 {
     struct kvt_list *list = &engine->leases_dying;
     struct kvt_list *last = list->prev;
+    bool has_holds = false;
 
     for (uint32_t i = 0; i < KVT_ENGINE_SLICE && !kvt_list_is_empty(list); i++) {
         struct kvt_list *link = list->next;
@@ -172,14 +187,15 @@ bool eng_leases_slice(struct kvt_engine *engine)
 
         if (lease->is_live)
             lease_kill(engine, lease, false);
-        if (lease->runs == 0) {
+        if (lease->runs == 0 && eng_holds_drop(engine, lease)) {
             lease_bury(engine, lease);
         } else {
+            has_holds |= lease->runs == 0;
             kvt_list_remove(link);
             kvt_list_push_back(list, link);
         }
         if (link == last)
-            return false;
+            return has_holds;
     }
     return !kvt_list_is_empty(list);
 }
@@ -213,7 +229,7 @@ void eng_op_release(struct kvt_engine *engine, struct kvt_op *op)
         return;
     }
     if (!eng_handle_is_none(&req->lease)) {
-        if (eng_lease_of(engine, op, session, &req->lease, &lease) && lease != NULL)
+        if (eng_lease_to_end(engine, op, session, &req->lease, &lease) && lease != NULL)
             release_lease(engine, session, lease);
     } else if (eng_ticket_of(engine, op, session, &req->ticket, &ticket) && ticket != NULL) {
         eng_ticket_end(engine, ticket);

@@ -80,6 +80,7 @@ void eng_op_reset(struct kvt_engine *engine, struct kvt_op *op)
         if (group->ns == ns)
             eng_group_drop_all(engine, group);
     }
+    eng_holds_keep(engine, ns);
     eng_sessions_tell_epoch(engine, ns);
     eng_count(engine, KVT_COUNTER_RESETS, 1);
     op->ans.reset.epoch = ns->epoch;

@@ -120,6 +120,8 @@ void eng_promote_answer(struct kvt_engine *engine, struct eng_run *run)
 
     *ans = (struct kvt_ans_promote){.moved_bytes = run->moved_bytes,
                                     .is_quiesced = run->jobs_count == 0};
+    if (op->req.promote.is_in_place)
+        eng_in_place_answer(engine, run);
     eng_moves_answer(engine, run, &ans->moves);
     for (uint32_t tier = 0; tier < KVT_API_TIERS; tier++) {
         ans->moved_blocks_from[tier] = run->moved_from[tier];
@@ -266,14 +268,14 @@ void eng_op_promote(struct kvt_engine *engine, struct kvt_op *op)
     struct eng_path path;
     struct eng_run *run;
 
-    if (session == NULL || !is_valid(op, session))
+    if (session == NULL || !is_valid(op, session) || !eng_in_place_is_valid(engine, op, session))
         return;
     if (is_by_lease && !eng_lease_of(engine, op, session, &req->lease, &lease))
         return;
     if (is_by_lease && lease == NULL) { /* ended: nothing of it is promised any more */
         op->ans.promote = (struct kvt_ans_promote){.is_quiesced = true};
         (void)eng_moves_aborted(engine, op, req->moves, req->moves_count, &op->ans.promote.moves);
-        return;
+        return; /* in place: nowhere, and nothing is held */
     }
     run = eng_run_new(engine, op, session,
                       req->target == KVT_TARGET_ENGINE ? ENG_RUN_PROMOTE : ENG_RUN_RAISE);

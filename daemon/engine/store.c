@@ -217,6 +217,7 @@ struct kvt_store *kvt_store_free(struct kvt_store *store)
         return NULL;
     KVT_ASSERT(store->magic == STORE_MAGIC);
     KVT_ASSERT(store->xfers_used == 0 && store->queued[0] + store->queued[1] == 0);
+    KVT_ASSERT(store->l1.held == 0);
     for (uint32_t i = 0; i < KVT_TIERS_COUNT; i++)
         store->tiers[i].slab = kvt_slab_free(store->tiers[i].slab);
     kvt_store_index_deinit(store);

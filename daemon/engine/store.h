@@ -140,6 +140,16 @@ uint8_t kvt_store_ready_mask(const struct kvt_store *store, struct kvt_cell cell
 /* Shards of a claimed cell that are filled, a bit a rank. */
 uint32_t kvt_store_filled_mask(const struct kvt_store *store, struct kvt_cell cell);
 uint64_t kvt_store_cell_bytes(const struct kvt_store *store, struct kvt_cell cell); /* all shards */
+/* A shard in L1 that somebody outside reads in place: pinned until unhold, whatever becomes of its
+ * block, so that its slot is nobody else's. False: it has no good copy in L1 (or too many pins). */
+struct kvt_store_held {
+    uint32_t cell, zone, incarnation;
+    uint64_t offset_bytes; /* in the zone */
+};
+bool kvt_store_hold(struct kvt_store *store, struct kvt_cell cell, uint32_t rank,
+                    struct kvt_store_held *ret_held);
+void kvt_store_unhold(struct kvt_store *store, const struct kvt_store_held *held);
+uint64_t kvt_store_held_count(const struct kvt_store *store);
 /* Drops every copy of the cell that no transfer holds now, the others when they are reaped. */
 void kvt_store_drop(struct kvt_store *store, struct kvt_cell cell);
 /* For a tree (or a cell table) that is full: drops up to @cells_max of the least recently used

@@ -87,7 +87,7 @@ void kvt_store_stats(const struct kvt_store *store, struct kvt_store_stats *ret_
 struct recount {
     uint64_t count[KVT_TIERS_COUNT][COPY_STATES];
     uint64_t pinned[KVT_TIERS_COUNT], slots[KVT_TIERS_COUNT];
-    uint64_t cells, claimed, records, unsaved;
+    uint64_t cells, claimed, records, unsaved, held;
     uint64_t bits[KVT_RADIX_BITS];
     uint32_t *pins; /* a cell and tier; counted from the moves, then taken off */
     const char *why;
@@ -190,7 +190,9 @@ static bool check_cell(struct kvt_store *store, struct recount *recount, struct 
 
         recount->count[tier][state]++;
         recount->pinned[tier] += pins > 0;
-        if (pins != recount->pins[idx * KVT_TIERS_COUNT + tier])
+        if (tier == KVT_TIER_DEVICE && pins >= recount->pins[idx * KVT_TIERS_COUNT + tier])
+            recount->held += pins - recount->pins[idx * KVT_TIERS_COUNT + tier];
+        else if (pins != recount->pins[idx * KVT_TIERS_COUNT + tier])
             return fail(recount, "pins differ from the moves that use a copy");
         recount->pins[idx * KVT_TIERS_COUNT + tier] = 0;
         if (state == COPY_DOOMED && pins == 0)
@@ -218,6 +220,8 @@ static bool check_totals(const struct kvt_store *store, struct recount *recount)
         return fail(recount, "cells in use differ from their count");
     if (recount->claimed != store->claimed)
         return fail(recount, "claimed cells differ from their count");
+    if (recount->held != store->l1.held)
+        return fail(recount, "pins differ from moves and readers in place");
     if (recount->unsaved != store->unsaved)
         return fail(recount, "cells that L3 lacks differ from their count");
     for (uint32_t tier = 0; tier < KVT_TIERS_COUNT; tier++) {

@@ -237,6 +237,7 @@ struct store_l1 {
     bool is_dropping;     /* the walk over cells is not over */
     uint32_t drop_at;     /* cell that it looks at next */
     uint64_t losses, dropped;
+    uint64_t held; /* pins of readers in place */
 };
 
 #define STORE_RECENT_MAX 64u

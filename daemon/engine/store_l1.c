@@ -208,6 +208,49 @@ uint64_t kvt_store_l1_next_ns(const struct kvt_store *store)
     return kvt_time_add(store->now_ns, LOOK_NS);
 }
 
+/* ---- readers in place ------------------------------------------------------------------------ */
+
+bool kvt_store_hold(struct kvt_store *store, struct kvt_cell handle, uint32_t rank,
+                    struct kvt_store_held *ret_held)
+{
+    struct cell *cell = kvt_store_cell_at(store, handle);
+    const struct kvt_tier *tier = store->tiers[KVT_TIER_DEVICE].tier;
+    const struct kvt_slab *slab = store->tiers[KVT_TIER_DEVICE].slab;
+    struct kvt_slot slot;
+    uint32_t shards, zone;
+
+    if (cell == NULL || !kvt_store_is_readable(cell, KVT_TIER_DEVICE) ||
+        kvt_store_l1_is_lost(store, cell) || cell->copies[KVT_TIER_DEVICE].pins == CELL_PINS_MAX)
+        return false;
+    shards = kvt_store_component(store, cell)->shards;
+    if (shards > 1 && rank >= shards)
+        return false;
+    slot = *kvt_store_slot(store, cell, KVT_TIER_DEVICE, shards == 1 ? 0 : rank);
+    zone = kvt_slab_zone(slab, slot);
+    *ret_held = (struct kvt_store_held){
+        .cell = kvt_store_cell_idx(store, cell),
+        .zone = zone,
+        .incarnation = store->l1.zones[zone].incarnation,
+        .offset_bytes = kvt_slab_offset(slab, slot) -
+                        (zone < tier->zones_count ? tier->zones[zone].base_bytes : 0),
+    };
+    kvt_store_pin(store, cell, KVT_TIER_DEVICE);
+    store->l1.held++;
+    return true;
+}
+
+void kvt_store_unhold(struct kvt_store *store, const struct kvt_store_held *held)
+{
+    KVT_ASSERT(store->l1.held > 0); /* a pinned record is not anybody else's */
+    store->l1.held--;
+    kvt_store_unpin(store, &store->cells[held->cell], KVT_TIER_DEVICE);
+}
+
+uint64_t kvt_store_held_count(const struct kvt_store *store)
+{
+    return store->l1.held;
+}
+
 /* ---- looking -------------------------------------------------------------------------------- */
 
 const char *kvt_store_l1_check_cell(const struct kvt_store *store, const struct cell *cell,

@@ -90,6 +90,37 @@ static int take_results(struct kvt_op *op, size_t count, const ProtobufCBinaryDa
     return 0;
 }
 
+static int take_in_place(struct kvt_op *op, const Kvtier__V1__PromoteAnswer *in)
+{
+    struct kvt_ans_promote *ans = &op->ans.promote;
+
+    if (in->n_in_place != in->n_results)
+        return kvt_codec_bad(op, "in_place: %zu for %zu results", in->n_in_place, in->n_results);
+    for (size_t i = 0; i < in->n_in_place; i++) {
+        const Kvtier__V1__InPlace *from = in->in_place[i];
+
+        if (from->n_zones != ans->moves.count[i] || from->n_offsets_bytes != ans->moves.count[i])
+            return kvt_codec_bad(op, "in_place: not as many as results");
+        ans->in_place[i] = (struct kvt_api_in_place){from->zones, from->offsets_bytes};
+    }
+    KVT_CODEC_TRY(kvt_codec_take_count(op, in->n_arenas, "arenas (count)", 0, KVT_ZONES_MAX));
+    for (size_t i = 0; i < in->n_arenas; i++) {
+        const Kvtier__V1__Arena *from = in->arenas[i];
+        struct kvt_api_arena *to = &ans->arenas[i];
+
+        KVT_CODEC_TRY(kvt_codec_take_fixed(op, &from->handle, "arenas.handle",
+                                           KVT_CUDA_IPC_HANDLE_BYTES, to->handle));
+        KVT_CODEC_TRY(kvt_codec_take_fixed(op, &from->device_uuid, "arenas.device_uuid",
+                                           KVT_CUDA_UUID_BYTES, to->device_uuid));
+        to->zone = from->zone;
+        to->bytes = from->bytes;
+        to->incarnation = from->incarnation;
+    }
+    ans->arenas_count = (uint32_t)in->n_arenas;
+    ans->is_in_place = true;
+    return 0;
+}
+
 static int take_promote(struct kvt_op *op, const Kvtier__V1__PromoteAnswer *in)
 {
     struct kvt_ans_promote *ans = &op->ans.promote;
@@ -100,6 +131,8 @@ static int take_promote(struct kvt_op *op, const Kvtier__V1__PromoteAnswer *in)
                                        "moved_blocks_from", ans->moved_blocks_from));
     KVT_CODEC_TRY(kvt_codec_take_count(op, in->inline_data.len, "inline_data (bytes)", 0,
                                        KVT_INLINE_BYTES_MAX));
+    if (in->n_in_place > 0)
+        KVT_CODEC_TRY(take_in_place(op, in));
     ans->moved_bytes = in->moved_bytes;
     ans->is_quiesced = in->is_quiesced != 0;
     ans->inline_bytes = (uint32_t)in->inline_data.len;

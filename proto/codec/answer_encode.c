@@ -90,6 +90,40 @@ static ProtobufCBinaryData *put_results(struct kvt_op *op, const uint32_t *count
     return out;
 }
 
+static bool put_in_place(struct kvt_op *op, const struct kvt_ans_promote *ans,
+                         Kvtier__V1__PromoteAnswer *out)
+{
+    uint32_t count = op->req.promote.moves_count;
+    Kvtier__V1__InPlace *views = kvt_arena_array(op->arena, count, sizeof(*views));
+    Kvtier__V1__Arena *arenas = kvt_arena_array(op->arena, ans->arenas_count, sizeof(*arenas));
+
+    out->in_place = kvt_arena_array(op->arena, count, sizeof(*out->in_place));
+    out->arenas = kvt_arena_array(op->arena, ans->arenas_count, sizeof(*out->arenas));
+    if (views == NULL || arenas == NULL || out->in_place == NULL || out->arenas == NULL)
+        return false;
+    for (uint32_t i = 0; i < count; i++) {
+        kvtier__v1__in_place__init(&views[i]);
+        views[i].n_zones = views[i].n_offsets_bytes = ans->moves.count[i];
+        views[i].zones = ans->in_place[i].zones;
+        views[i].offsets_bytes = ans->in_place[i].offsets_bytes;
+        out->in_place[i] = &views[i];
+    }
+    for (uint32_t i = 0; i < ans->arenas_count; i++) {
+        const struct kvt_api_arena *arena = &ans->arenas[i];
+
+        kvtier__v1__arena__init(&arenas[i]);
+        arenas[i].zone = arena->zone;
+        arenas[i].handle = kvt_codec_put_bytes(arena->handle, sizeof(arena->handle));
+        arenas[i].device_uuid = kvt_codec_put_bytes(arena->device_uuid, sizeof(arena->device_uuid));
+        arenas[i].bytes = arena->bytes;
+        arenas[i].incarnation = arena->incarnation;
+        out->arenas[i] = &arenas[i];
+    }
+    out->n_in_place = count;
+    out->n_arenas = ans->arenas_count;
+    return true;
+}
+
 static ProtobufCMessage *encode_promote(struct kvt_op *op)
 {
     struct kvt_ans_promote *ans = &op->ans.promote;
@@ -104,7 +138,7 @@ static ProtobufCMessage *encode_promote(struct kvt_op *op)
     event->result = out;
     out->n_results = op->req.promote.moves_count;
     out->results = put_results(op, ans->moves.count, ans->moves.results, (uint32_t)out->n_results);
-    if (out->results == NULL)
+    if (out->results == NULL || (ans->is_in_place && !put_in_place(op, ans, out)))
         return NULL;
     out->moved_bytes = ans->moved_bytes;
     out->n_moved_blocks_from = KVT_API_TIERS;

@@ -297,6 +297,7 @@ static int decode_promote(struct kvt_op *op, const uint8_t *at, size_t bytes)
     req->op_id = in->op_id;
     req->layer_groups = in->layer_groups;
     req->wants_inline = in->wants_inline != 0;
+    req->is_in_place = in->in_place != 0;
     return 0;
 }
 

@@ -221,6 +221,7 @@ static ProtobufCMessage *encode_promote(struct kvt_op *op)
     out->op_id = req->op_id;
     out->layer_groups = req->layer_groups;
     out->wants_inline = req->wants_inline;
+    out->in_place = req->is_in_place;
     return &out->base;
 }
 

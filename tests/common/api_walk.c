@@ -223,6 +223,7 @@ static void walk_promote(struct api_walk *walk, struct kvt_req_promote *req)
     walk_moves(walk, &req->moves_count, req->moves);
     walk_u32(walk, "layer_groups", &req->layer_groups, 0, KVT_PIECES_PER_COMPONENT_MAX);
     walk_bool(walk, "wants_inline", &req->wants_inline);
+    walk_bool(walk, "is_in_place", &req->is_in_place);
 }
 
 static void walk_reserve(struct api_walk *walk, struct kvt_req_reserve *req)

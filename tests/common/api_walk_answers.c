@@ -41,6 +41,32 @@ static void walk_results(struct api_walk *walk, struct kvt_api_results *results,
     }
 }
 
+static void walk_in_place(struct api_walk *walk, struct kvt_op *op)
+{
+    struct kvt_ans_promote *ans = &op->ans.promote;
+
+    for (uint32_t i = 0; i < op->req.promote.moves_count; i++) {
+        struct kvt_api_in_place *at = &ans->in_place[i];
+
+        if (walk->is_filling) {
+            at->zones = walk_take(walk, ans->moves.count[i], sizeof(at->zones[0]));
+            at->offsets_bytes = walk_take(walk, ans->moves.count[i], sizeof(at->offsets_bytes[0]));
+        }
+        walk_raw(walk, "in_place.zones", at->zones, 4ul * ans->moves.count[i]);
+        walk_raw(walk, "in_place.offsets_bytes", at->offsets_bytes, 8ul * ans->moves.count[i]);
+    }
+    walk_u32(walk, "arenas_count", &ans->arenas_count, 0, KVT_ZONES_MAX);
+    for (uint32_t i = 0; i < ans->arenas_count; i++) {
+        struct kvt_api_arena *arena = &ans->arenas[i];
+
+        U32("arenas.zone", &arena->zone);
+        U32("arenas.incarnation", &arena->incarnation);
+        walk_raw(walk, "arenas.handle", arena->handle, sizeof(arena->handle));
+        walk_raw(walk, "arenas.device_uuid", arena->device_uuid, sizeof(arena->device_uuid));
+        U64("arenas.bytes", &arena->bytes);
+    }
+}
+
 static void walk_ans_promote(struct api_walk *walk, struct kvt_op *op)
 {
     struct kvt_ans_promote *ans = &op->ans.promote;
@@ -55,6 +81,10 @@ static void walk_ans_promote(struct api_walk *walk, struct kvt_op *op)
     if (walk->is_filling)
         ans->inline_data = walk_take(walk, ans->inline_bytes, 1);
     walk_raw(walk, "inline_data", (void *)(uintptr_t)ans->inline_data, ans->inline_bytes);
+    if (op->req.promote.moves_count > 0) /* nothing else says it where there are no moves */
+        walk_bool(walk, "is_in_place", &ans->is_in_place);
+    if (ans->is_in_place)
+        walk_in_place(walk, op);
 }
 
 static void walk_ans_reserve(struct api_walk *walk, struct kvt_op *op)

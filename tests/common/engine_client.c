@@ -16,6 +16,7 @@
 #define PIECE_BYTES(world, component)                                                              \
     ((world)->shard_bytes[component] / WORLD_ENGINE_BLOCKS / WORLD_PIECES)
 #define PIECE_WORDS_MAX 256u
+#define SHARD_WORDS_MAX 512u
 
 static void map_memory(struct client *client)
 {
@@ -174,11 +175,11 @@ void client_fill(struct client *client, uint32_t component, uint64_t tag, uint64
     }
 }
 
-/* There and back, as the tiers do it: each piece of an engine block is whole planes. */
-static void convert(const struct world *world, uint64_t *words, uint32_t bytes)
+/* As the tiers do it: to what is stored, and back if @is_back. */
+static void convert(const struct world *world, uint64_t *words, uint32_t bytes, uint64_t *stored,
+                    bool is_back)
 {
     const struct kvt_api_quant *quant = &world->config.quant;
-    uint64_t stored[2 * PIECE_WORDS_MAX];
     struct kvt_quant_batch batch = {.spec = {.kind = (uint8_t)quant->kind,
                                              .elem = (uint8_t)quant->elem,
                                              .order = (uint8_t)quant->order,
@@ -192,11 +193,11 @@ static void convert(const struct world *world, uint64_t *words, uint32_t bytes)
                                 .planes_count = planes,
                                 .end_plane = planes};
 
-    CHECK(kvt_quant_bytes(&batch.spec, bytes) <= sizeof(stored));
+    CHECK(kvt_quant_bytes(&batch.spec, bytes) <= 2 * (uint64_t)bytes);
     batch.jobs = (uintptr_t)&job;
     batch.planes_max = planes;
     CHECK(kvt_kernels_host()->quantise(NULL, &batch) == 0);
-    CHECK(kvt_kernels_host()->dequantise(NULL, &batch) == 0);
+    CHECK(!is_back || kvt_kernels_host()->dequantise(NULL, &batch) == 0);
 }
 
 bool client_holds(const struct client *client, uint32_t component, uint64_t tag, uint64_t block_idx,
@@ -206,6 +207,21 @@ bool client_holds(const struct client *client, uint32_t component, uint64_t tag,
 
     other.rank = rank;
     return client_holds_but(&other, component, tag, block_idx, pool_block, 0, 0, true);
+}
+
+bool world_is_payload(const struct world *world, const uint8_t *payload, uint32_t component,
+                      uint64_t tag, uint64_t block_idx, uint32_t rank)
+{
+    uint64_t words[SHARD_WORDS_MAX], stored[2 * SHARD_WORDS_MAX] = {0};
+    uint32_t bytes = world->shard_bytes[component];
+
+    CHECK(bytes <= sizeof(words));
+    for (uint32_t i = 0; i < bytes / 8; i++)
+        words[i] = word_of(component, tag, block_idx, rank, i);
+    if (component != 0 || world->config.quant.kind == 0)
+        return memcmp(payload, words, bytes) == 0;
+    convert(world, words, bytes, stored, false);
+    return memcmp(payload, stored, bytes / 2) == 0; /* the codes: all but the scales */
 }
 
 static bool is_filled(const uint64_t *at, uint32_t words, uint8_t byte)
@@ -222,7 +238,7 @@ bool client_holds_but(const struct client *client, uint32_t component, uint64_t 
                       bool is_done)
 {
     uint32_t bytes = PIECE_BYTES(client->world, component), words = bytes / 8, at = 0;
-    uint64_t wanted[PIECE_WORDS_MAX];
+    uint64_t wanted[PIECE_WORDS_MAX], stored[2 * PIECE_WORDS_MAX];
 
     CHECK(words <= PIECE_WORDS_MAX);
     for (uint32_t p = 0; p < WORLD_PIECES; p++) {
@@ -237,7 +253,7 @@ bool client_holds_but(const struct client *client, uint32_t component, uint64_t 
             for (uint32_t i = 0; i < words; i++)
                 wanted[i] = word_of(component, tag, block_idx, client->rank, at + i);
             if (component == 0 && client->world->config.quant.kind != 0)
-                convert(client->world, wanted, bytes);
+                convert(client->world, wanted, bytes, stored, true);
             if (memcmp(from, wanted, bytes) != 0)
                 return false;
         }

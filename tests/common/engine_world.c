@@ -221,6 +221,20 @@ static void gpu_close(void *ctx, struct kvt_region *region)
     *region = (struct kvt_region){0};
 }
 
+static bool gpu_export(void *ctx, uint32_t zone, struct kvt_device_export *ret_export)
+{
+    struct world *world = ctx;
+    const struct fake_tier *l1 = world->tiers[KVT_TIER_DEVICE];
+
+    if (fake_tier_is_zone_out(l1, zone))
+        return false;
+    *ret_export = (struct kvt_device_export){.handle = {0xa0, (uint8_t)zone},
+                                             .uuid = {(uint8_t)zone},
+                                             .bytes = world->config.l1_bytes / world->config.gpus,
+                                             .incarnation = fake_tier_incarnation(l1, zone)};
+    return true;
+}
+
 static void open_engine(struct world *world)
 {
     const struct world_config *config = &world->config;
@@ -240,11 +254,13 @@ static void open_engine(struct world *world)
         .namespaces_max = config->namespaces_max,
         .leased_bytes_per_engine_max = config->leased_bytes_max,
         .reserved_bytes_per_engine_max = config->reserved_bytes_max,
+        .held_bytes_per_engine_max = config->held_bytes_max,
         .notify = on_notice,
         .doorbell = config->doorbell};
 
     if (config->gpus > 0)
-        engine.gpu_memory = (struct kvt_engine_gpu_memory){world, gpu_open, gpu_close};
+        engine.gpu_memory = (struct kvt_engine_gpu_memory){
+            world, gpu_open, gpu_close, config->is_export_allowed ? gpu_export : NULL};
 
     CHECK(records != NULL);
     if (config->devices > 0)

@@ -43,6 +43,8 @@ struct world_config {
     uint32_t namespaces_max;       /* 0: the engine's default */
     uint32_t gpus;                 /* zones of L1, of equal size; 0: it is one device */
     uint64_t payload_bytes_max;    /* that L1 can move; 0: any */
+    bool is_export_allowed;        /* of L1's arenas */
+    uint64_t held_bytes_max;       /* read in place, of an engine; 0: the engine's default */
     struct kvt_doorbell *doorbell; /* for kvt_engine_run; NULL: world_turn */
     /* Called before memory on a GPU is opened, by the thread that opens it. */
     void (*before_gpu_open)(struct world *world);
@@ -135,6 +137,9 @@ void client_fill(struct client *client, uint32_t component, uint64_t tag, uint64
                  uint32_t pool_block);
 bool client_holds(const struct client *client, uint32_t component, uint64_t tag, uint64_t block_idx,
                   uint32_t pool_block, uint32_t rank);
+/* The same of a payload that lies somewhere else. */
+bool world_is_payload(const struct world *world, const uint8_t *payload, uint32_t component,
+                      uint64_t tag, uint64_t block_idx, uint32_t rank);
 /* The same where the engine blocks in @left_alone (a bit each, from 0) must hold @byte instead:
  * is_done says whether the others hold the payload; those left alone are looked at in any case. */
 bool client_holds_but(const struct client *client, uint32_t component, uint64_t tag,

@@ -5,7 +5,8 @@
  * synchronised. Devices go out of service and come back, indexes stand still or are lost. GPUs of
  * L1 are lost with all they have, and come back, at once or later. Every promoted block is
  * verified; what was durable is demanded after each restart; invariants are checked; in the end
- * nobody holds anything. The same seed gives the same trace.
+ * nobody holds anything. What is read in L1 itself is there as long as it is held. The same seed
+ * gives the same trace.
  *
  * usage: engine_sim [--seed N] [--seeds N] [--steps N] */
 #include <stdlib.h>
@@ -20,10 +21,23 @@
 #define HELD 6u /* handles that an engine remembers */
 #define TAGS 24u
 #define BLOCKS_MAX 12u
+#define READERS 8u   /* in place, of all engines */
+#define RELEASED 64u /* leases that were asked to end lately */
 
 struct held {
     struct kvt_handle handle;
     uint64_t tag, blocks;
+};
+
+struct reader { /* of blocks in L1, in place; lease NONE: nobody */
+    struct kvt_handle lease;
+    uint32_t engine, rank, count;
+    uint64_t tag, first;
+    struct {
+        bool is_held;
+        uint32_t zone, incarnation;
+        uint64_t offset_bytes;
+    } at[2][BLOCKS_MAX];
 };
 
 struct agent {
@@ -41,8 +55,12 @@ struct sim {
     struct world world;
     struct agent agents[AGENTS];
     struct held leases[ENGINES][HELD], tickets[ENGINES][HELD];
+    struct reader readers[READERS];
+    struct kvt_handle released[RELEASED];
+    uint32_t released_at;
     uint64_t random;
-    uint64_t verified, wrong, late, ops, restarts, durable, epoch, losses, gpu_sessions;
+    uint64_t verified, wrong, late, ops, restarts, durable, epoch, losses, gpu_sessions,
+        read_in_place;
     struct world_copies copies; /* durable when the last engine ended */
 };
 
@@ -56,6 +74,101 @@ static uint64_t below(struct sim *sim, uint64_t n)
 static uint64_t random_tag(struct sim *sim)
 {
     return (1 + below(sim, 4)) << 8 | below(sim, TAGS / 4);
+}
+
+/* ---- readers in place ------------------------------------------------------------------------ */
+
+static bool is_same(struct kvt_handle a, struct kvt_handle b)
+{
+    return a.id == b.id && a.secret == b.secret;
+}
+
+static bool is_reading(const struct reader *reader)
+{
+    return !is_same(reader->lease, KVT_HANDLE_NONE);
+}
+
+/* They stop before their lease is given back. */
+static void stop_readers(struct sim *sim, uint32_t engine, const struct kvt_handle *lease)
+{
+    for (uint32_t i = 0; i < READERS; i++)
+        if (sim->readers[i].engine == engine &&
+            (lease == NULL || is_same(*lease, sim->readers[i].lease)))
+            sim->readers[i] = (struct reader){0};
+}
+
+static bool was_released(const struct sim *sim, struct kvt_handle lease)
+{
+    for (uint32_t i = 0; i < RELEASED; i++)
+        if (is_same(sim->released[i], lease))
+            return true;
+    return false;
+}
+
+static void begin_reading(struct sim *sim, const struct agent *agent)
+{
+    const struct kvt_req_promote *req = &agent->call.op.req.promote;
+    const struct kvt_ans_promote *ans = &agent->call.op.ans.promote;
+    struct reader *reader = &sim->readers[below(sim, READERS)];
+
+    if (!ans->is_in_place || is_reading(reader) || was_released(sim, req->lease))
+        return;
+    *reader = (struct reader){.lease = req->lease,
+                              .engine = agent->engine,
+                              .rank = agent->rank,
+                              .count = agent->count,
+                              .tag = agent->tag,
+                              .first = agent->first};
+    for (uint32_t c = 0; c < req->moves_count; c++)
+        for (uint32_t i = 0; i < agent->count; i++) {
+            uint32_t zone = ans->in_place[c].zones[i];
+
+            reader->at[c][i].is_held = ans->moves.results[c][i] == KVT_MOVE_DONE;
+            reader->at[c][i].zone = zone;
+            reader->at[c][i].offset_bytes = ans->in_place[c].offsets_bytes[i];
+            for (uint32_t a = 0; a < ans->arenas_count; a++)
+                if (ans->arenas[a].zone == zone)
+                    reader->at[c][i].incarnation = ans->arenas[a].incarnation;
+        }
+}
+
+/* A lost GPU ends the lease, and with it what is on others. */
+static bool is_void(const struct sim *sim, const struct reader *reader)
+{
+    for (uint32_t c = 0; c < 2; c++)
+        for (uint32_t i = 0; i < reader->count; i++)
+            if (reader->at[c][i].is_held &&
+                fake_tier_incarnation(sim->world.tiers[KVT_TIER_DEVICE], reader->at[c][i].zone) !=
+                    reader->at[c][i].incarnation)
+                return true;
+    return false;
+}
+
+static void read_in_place(struct sim *sim)
+{
+    for (uint32_t i = 0; i < READERS; i++) {
+        struct reader *reader = &sim->readers[i];
+
+        if (is_reading(reader) && is_void(sim, reader))
+            stop_readers(sim, reader->engine,
+                         &(struct kvt_handle){reader->lease.boot_id, reader->lease.id,
+                                              reader->lease.secret});
+        for (uint32_t c = 0; c < 2 && is_reading(reader); c++)
+            for (uint32_t k = 0; k < reader->count; k++) {
+                const struct world_config *config = &sim->world.config;
+
+                if (!reader->at[c][k].is_held)
+                    continue;
+                sim->read_in_place++;
+                if (!world_is_payload(&sim->world,
+                                      fake_tier_memory(sim->world.tiers[KVT_TIER_DEVICE]) +
+                                          reader->at[c][k].zone *
+                                              (config->l1_bytes / config->gpus) +
+                                          reader->at[c][k].offset_bytes,
+                                      c, reader->tag, reader->first + k, reader->rank))
+                    sim->wrong++;
+            }
+    }
 }
 
 /* ---- answers ----------------------------------------------------------------------------------
@@ -121,7 +234,9 @@ static void on_answer(struct sim *sim, struct agent *agent)
             remember(sim, sim->tickets[agent->engine], op->ans.reserve.ticket, agent);
         break;
     case KVT_OP_PROMOTE:
-        if (is_ok && op->ans.promote.is_quiesced)
+        if (is_ok && op->req.promote.is_in_place)
+            begin_reading(sim, agent);
+        else if (is_ok && op->ans.promote.is_quiesced)
             verify(sim, agent);
         agent->must_quiesce =
             op->code == KVT_CODE_CANCELLED || (is_ok && !op->ans.promote.is_quiesced);
@@ -217,6 +332,10 @@ static void ask_promote(struct sim *sim, struct agent *agent)
     if (below(sim, 8) == 0) {
         req->target = below(sim, 2) != 0 ? KVT_TARGET_L1 : KVT_TARGET_L2;
         req->moves_count = 0;
+    } else if (sim->world.config.gpus > 0 && !is_same(req->lease, KVT_HANDLE_NONE) &&
+               below(sim, 4) == 0) {
+        req->target = KVT_TARGET_L1;
+        req->is_in_place = true;
     }
 }
 
@@ -246,6 +365,18 @@ static void ask_demote(struct sim *sim, struct agent *agent)
     }
 }
 
+static void ask_release(struct sim *sim, struct agent *agent)
+{
+    struct kvt_handle *lease = &agent->call.op.req.release.lease;
+    const struct reader *reader = &sim->readers[below(sim, READERS)];
+
+    *lease = pick(sim, agent, sim->leases)->handle;
+    if (is_reading(reader) && reader->engine == agent->engine)
+        *lease = reader->lease;
+    sim->released[sim->released_at++ % RELEASED] = *lease;
+    stop_readers(sim, agent->engine, &sim->released[(sim->released_at - 1) % RELEASED]);
+}
+
 static void ask_other(struct sim *sim, struct agent *agent)
 {
     uint64_t which = below(sim, 40);
@@ -266,7 +397,7 @@ static void ask_other(struct sim *sim, struct agent *agent)
         call_begin(&agent->call, KVT_OP_RELEASE);
         agent->call.op.req.release.session = agent->client.session;
         if (which < 25)
-            agent->call.op.req.release.lease = pick(sim, agent, sim->leases)->handle;
+            ask_release(sim, agent);
         else
             agent->call.op.req.release.ticket = pick(sim, agent, sim->tickets)->handle;
     }
@@ -320,6 +451,7 @@ static void die(struct sim *sim, struct agent *agent)
 {
     struct call call;
 
+    stop_readers(sim, agent->engine, NULL); /* it may be the last of its engine */
     call_init(&call, &sim->world);
     client_detach(&agent->client, &call);
     call_deinit(&call);
@@ -486,7 +618,7 @@ static void step(struct sim *sim)
         restart(sim);
     if (below(sim, 100) == 0)
         trouble(sim);
-    if (sim->world.config.gpus > 0 && below(sim, 60) == 0)
+    if (sim->world.config.gpus > 0 && below(sim, sim->world.config.seed % 4 == 2 ? 1000 : 60) == 0)
         gpu_trouble(sim);
     for (uint32_t i = 0; i < AGENTS; i++) {
         struct agent *agent = &sim->agents[i];
@@ -509,6 +641,7 @@ static void step(struct sim *sim)
         }
     }
     world_turn(&sim->world);
+    read_in_place(sim);
 }
 
 /* No more upkeep: it has no end of its own. */
@@ -546,6 +679,7 @@ static struct world_config config_of(uint64_t seed)
     return (struct world_config){.seed = seed,
                                  .l1_bytes = (uint64_t)KVT_MAX(gpus, 1u) * (256u << 10),
                                  .gpus = gpus,
+                                 .is_export_allowed = gpus > 0,
                                  .payload_bytes_max = seed % 8 == 7 ? 3000 : 0,
                                  .l2_bytes = 512u << 10,
                                  .l3_bytes = devices * (is_roomy ? 2u << 20 : 512u << 10),
@@ -602,13 +736,14 @@ static uint64_t run(uint64_t seed, uint64_t steps)
     CHECK(counts.sessions == 0 && counts.engines == 0);
     printf("seed %llu: %llu requests, %llu blocks verified, %llu wrong, %llu answered before "
            "quiesced, %llu restarts, %llu durable copies came back, %u GPUs were lost %llu times, "
-           "had %llu sessions, "
+           "had %llu sessions, %llu reads in place, "
            "trace %016llx\n",
            (unsigned long long)seed, (unsigned long long)sim_now.ops,
            (unsigned long long)sim_now.verified, (unsigned long long)sim_now.wrong,
            (unsigned long long)sim_now.late, (unsigned long long)sim_now.restarts,
            (unsigned long long)sim_now.durable, config.gpus, (unsigned long long)sim_now.losses,
-           (unsigned long long)sim_now.gpu_sessions, (unsigned long long)sim_now.world.trace);
+           (unsigned long long)sim_now.gpu_sessions, (unsigned long long)sim_now.read_in_place,
+           (unsigned long long)sim_now.world.trace);
     CHECK(sim_now.wrong == 0 && sim_now.verified > 0 && sim_now.restarts > 0);
     world_copies_free(&sim_now.copies);
     world_deinit(&sim_now.world);
