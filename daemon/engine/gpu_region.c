@@ -65,8 +65,7 @@ static void fail(struct kvt_op *op, const struct eng_opening *opening)
 
     switch (opening->result) {
     case KVT_REGION_E_NO_GPU:
-        kvt_op_fail(op, KVT_CODE_FAILED_PRECONDITION,
-                    "regions[%u].cuda_ipc: %s: register a memfd (staging) instead", i, why);
+        kvt_op_fail(op, KVT_CODE_FAILED_PRECONDITION, "regions[%u].cuda_ipc: %s", i, why);
         break;
     case KVT_REGION_E_LOST:
         kvt_op_fail(op, KVT_CODE_UNAVAILABLE, "regions[%u].cuda_ipc: %s", i, why);
@@ -130,7 +129,8 @@ void eng_attach_gpu(struct kvt_engine *engine, struct kvt_op *op)
 
     if (engine->config.gpu_memory.open == NULL) {
         now.result = KVT_REGION_E_NO_GPU;
-        (void)snprintf(now.why, sizeof(now.why), "this daemon has no CUDA device");
+        (void)snprintf(now.why, sizeof(now.why),
+                       "this daemon has no CUDA device: register a memfd (staging) instead");
         finish(engine, op, &now);
         return;
     }
