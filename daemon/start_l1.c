@@ -162,9 +162,20 @@ static void close_region(void *ctx, struct kvt_region *region)
     kvt_device_region_close(ctx, region);
 }
 
+static bool export_arena(void *ctx, uint32_t zone, struct kvt_device_export *ret_export)
+{
+    return kvt_device_export(ctx, zone, ret_export);
+}
+
 struct kvt_engine_gpu_memory kvt_start_l1_gpu_memory(const struct kvt_daemon *daemon)
 {
+    const struct kvt_tier *tier = daemon->tiers[KVT_TIER_DEVICE];
+    bool is_exported = tier != NULL && daemon->config->l1.backend == KVT_CONFIG_L1_CUDA &&
+                       daemon->config->l1.is_export;
+
     /* Without an L1 on GPUs open says so, which is what the client hears. */
-    return (struct kvt_engine_gpu_memory){
-        .ctx = daemon->tiers[KVT_TIER_DEVICE], .open = open_region, .close = close_region};
+    return (struct kvt_engine_gpu_memory){.ctx = daemon->tiers[KVT_TIER_DEVICE],
+                                          .open = open_region,
+                                          .close = close_region,
+                                          .export_arena = is_exported ? export_arena : NULL};
 }

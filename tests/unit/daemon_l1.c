@@ -238,6 +238,29 @@ static void test_gpu_memory(void **state)
     memory.close(memory.ctx, &region);
 }
 
+/* L1 is read in place only where an operator says so, and there are GPUs. */
+static void test_export(void **state)
+{
+    static const struct kvt_config_report report = {.problem = ignore};
+    static struct kvt_config config;
+    struct kvt_daemon daemon = {.config = &config};
+    struct kvt_engine_gpu_memory memory;
+    struct kvt_device_export exported;
+
+    (void)state;
+    kvt_config_init(&config);
+    assert_int_equal(kvt_config_set(&config, "tiers.l1.backend=cuda", &report), 0);
+    assert_null(kvt_start_l1_gpu_memory(&daemon).export_arena);
+    daemon.tiers[KVT_TIER_DEVICE] = &fake_tier;
+    assert_null(kvt_start_l1_gpu_memory(&daemon).export_arena);
+    assert_int_equal(kvt_config_set(&config, "tiers.l1.export=true", &report), 0);
+    memory = kvt_start_l1_gpu_memory(&daemon);
+    assert_non_null(memory.export_arena);
+    assert_false(memory.export_arena(memory.ctx, 0, &exported)); /* of a tier without arenas */
+    assert_int_equal(kvt_config_set(&config, "tiers.l1.backend=host", &report), 0);
+    assert_null(kvt_start_l1_gpu_memory(&daemon).export_arena);
+}
+
 /* One line of each GPU, used or refused. */
 static void test_lines(void **state)
 {
@@ -285,6 +308,7 @@ int main(void)
         cmocka_unit_test_setup(test_configuration_is_handed_on, reset),
         cmocka_unit_test_setup(test_numa_nodes, reset),
         cmocka_unit_test_setup(test_gpu_memory, reset),
+        cmocka_unit_test_setup(test_export, reset),
         cmocka_unit_test_setup(test_lines, reset),
     };
 
