@@ -94,6 +94,7 @@ static void gpu_open(struct gpu_world *world)
                                     .host_memory_bytes = world->l2_bytes,
                                     .is_host_pinned = !world->config.is_unpinned,
                                     .doorbell = &world->bell,
+                                    .hang_ns = world->config.hang_ns,
                                     .is_by_hand = !world->config.is_threaded};
     int error;
 

@@ -19,6 +19,7 @@ struct gpu_world_config {
     uint32_t devices_count;      /* 0: 1 */
     uint32_t pool_device;        /* on which the engine's pool is */
     bool is_landing_late;
+    uint64_t hang_ns;
 };
 
 struct gpu_world {

@@ -410,6 +410,37 @@ static void test_open_fails(void **state)
     kvt_doorbell_deinit(&bell);
 }
 
+/* A GPU that does not answer any more is out of service before long, and comes back. */
+static void test_hang(void **state)
+{
+    struct gpu_world_config config = plain;
+    struct kvt_xfer xfer, *one = &xfer;
+    struct gpu_world *world;
+    uint32_t taken;
+
+    (void)state;
+    config.hang_ns = 20 * KVT_NS_PER_MS;
+    world = gpu_world_new(&config);
+    assert_int_equal(store(world, &xfer, 0), 0);
+    xfer.dst = xfer.src;
+    xfer.src = gpu_world_device(world, 0);
+    kvt_fake_cuda_set_frozen(true);
+    assert_int_equal(kvt_tier_submit(world->tier, &one, 1, &taken), 0);
+    for (uint32_t i = 0; i < 1000 && !kvt_gpu_is_parked(world->gpu); i++) {
+        (void)kvt_gpu_turn(world->gpu);
+        usleep(1000);
+    }
+    assert_true(kvt_gpu_is_parked(world->gpu));
+    assert_int_equal(atomic_load(&kvt_gpu_counters(world->gpu)->last_error),
+                     KVT_CUDA_LAUNCH_TIMEOUT);
+    kvt_fake_cuda_set_frozen(false);
+    gpu_world_take_back(world);
+    gpu_world_reap(world, 1);
+    assert_int_equal(xfer.status, KVT_XFER_OUT_OF_SERVICE);
+    assert_int_equal(store(world, &xfer, 0), 0);
+    gpu_world_free(world);
+}
+
 /* L2 could not be pinned again: it is reached through staging. */
 static void test_not_pinned_again(void **state)
 {
@@ -466,6 +497,7 @@ int main(void)
         cmocka_unit_test(test_no_room),
         cmocka_unit_test(test_client_gone),
         cmocka_unit_test(test_open_fails),
+        cmocka_unit_test(test_hang),
         cmocka_unit_test(test_not_pinned_again),
         cmocka_unit_test(test_lost_with_a_thread),
     };

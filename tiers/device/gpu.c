@@ -249,6 +249,8 @@ static int init(struct kvt_gpu *gpu, const struct kvt_gpu_config *config)
 
     gpu->config = *config;
     gpu->calls = config->calls;
+    if (config->hang_ns == 0)
+        gpu->config.hang_ns = KVT_GPU_HANG_NS;
     gpu->flights_count = KVT_GPU_LANES * config->streams * KVT_GPU_STREAM_FLIGHTS;
     gpu->worker.tier.capacity_bytes = config->arena_bytes;
     gpu->worker.tier.slot_align_bytes = KVT_GPU_SLOT_ALIGN_BYTES;

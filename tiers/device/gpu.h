@@ -46,8 +46,12 @@ struct kvt_gpu_config {
     uint64_t host_memory_bytes;
     bool is_host_pinned; /* false: copies to and from L2 go through pinned staging */
     struct kvt_doorbell *doorbell;
+    /* What was queued and is not over after so long hangs: the context counts as lost
+     * (KVT_CUDA_LAUNCH_TIMEOUT). 0: KVT_GPU_HANG_NS. */
+    uint64_t hang_ns;
     bool is_by_hand; /* no thread: the test calls kvt_gpu_turn */
 };
+#define KVT_GPU_HANG_NS (30u * KVT_NS_PER_S)
 #define KVT_GPU_STREAMS_MAX 4u
 #define KVT_GPU_SLOT_ALIGN_BYTES 4096u /* of the arena's slots */
 

@@ -44,9 +44,10 @@ void kvt_gpu_flight_back(struct kvt_gpu *gpu, struct kvt_gpu_flight *flight)
     gpu->flights_busy--;
 }
 
-void kvt_gpu_flight_run(struct kvt_gpu_flight *flight)
+void kvt_gpu_flight_run(struct kvt_gpu *gpu, struct kvt_gpu_flight *flight)
 {
     flight->state = KVT_GPU_FLIGHT_RUNNING;
+    flight->run_ns = gpu->turned_ns;
     for (uint32_t i = 0; i < flight->members_count; i++) {
         const struct kvt_gpu_member *member = &flight->members[i];
 
@@ -64,6 +65,8 @@ static bool is_over(struct kvt_gpu *gpu, struct kvt_gpu_flight *flight, enum kvt
 
     if (r < 0 && (kvt_cuda_is_sticky(-r) || ++flight->doubts == KVT_GPU_DOUBTS_MAX))
         kvt_gpu_lose(gpu, -r);
+    else if (r == 0 && gpu->turned_ns - flight->run_ns > gpu->config.hang_ns)
+        kvt_gpu_lose(gpu, KVT_CUDA_LAUNCH_TIMEOUT);
     return r == 1;
 }
 

@@ -131,6 +131,7 @@ struct kvt_gpu_flight {
     void *stream, *event;
     bool is_failed; /* every member ends with -EIO */
     uint32_t doubts;
+    uint64_t run_ns; /* since when it is waited for */
     uint32_t members_count;
     uint32_t at_member; /* of the step, or of the CPU's work */
     uint32_t step;      /* of gpu_queue.c */
@@ -247,7 +248,7 @@ bool kvt_gpu_cpu_turn(struct kvt_gpu *gpu);
 /* gpu_flight.c */
 struct kvt_gpu_flight *kvt_gpu_flight_new(struct kvt_gpu *gpu, enum kvt_gpu_lane_id lane);
 /* Everything is queued, or has failed: it is waited for. */
-void kvt_gpu_flight_run(struct kvt_gpu_flight *flight);
+void kvt_gpu_flight_run(struct kvt_gpu *gpu, struct kvt_gpu_flight *flight);
 /* Its checks are not the same; then it ended. */
 bool kvt_gpu_member_is_bad(struct kvt_gpu *gpu, struct kvt_gpu_member *member);
 /* Looks at what is over. True: something moved. */

@@ -244,7 +244,7 @@ bool kvt_gpu_queue(struct kvt_gpu *gpu, struct kvt_gpu_flight *flight)
             continue;
         }
         if (flight->step++ == STEP_RECORD) {
-            kvt_gpu_flight_run(flight);
+            kvt_gpu_flight_run(gpu, flight);
             return true;
         }
     }
