@@ -73,10 +73,11 @@ static void print_table(const struct kvt_ctl_view *view, struct kvt_table *table
 
 static void view_gpus(const struct kvt_ctl_view *view, const struct kvt_ans_stats *stats)
 {
-    static const char *const names[] = {"gpu",   "name", "state", "sm",     "node",   "memory",
-                                        "arena", "used", "slots", "moving", "losses", "back"};
-    struct kvt_table *table = kvt_table_new("rllrrrrrrrrr");
-    char text[KVT_CTL_TEXT_BYTES], a[KVT_TEXT_BYTES];
+    static const char *const names[] = {"gpu",    "uuid",   "name",  "state", "sm",
+                                        "node",   "memory", "arena", "used",  "slots",
+                                        "moving", "losses", "back"};
+    struct kvt_table *table = kvt_table_new("rlllrrrrrrrrr");
+    char text[KVT_CTL_TEXT_BYTES], a[KVT_TEXT_BYTES], hex[9];
 
     header_row(table, names, KVT_COUNT_OF(names));
     for (uint32_t i = 0; i < stats->gpus_count; i++) {
@@ -86,6 +87,9 @@ static void view_gpus(const struct kvt_ctl_view *view, const struct kvt_ans_stat
             kvt_table_cell(table, "-");
         else
             kvt_table_cell(table, "%u", gpu->index);
+        /* One that is not there has no name, either. */
+        kvt_table_cell(table, "%s%s", gpu->name.bytes == 0 ? "" : "GPU-",
+                       gpu->name.bytes == 0 ? "" : kvt_text_hex(hex, gpu->uuid, 4));
         kvt_table_cell(table, "%s", kvt_ctl_clean(text, gpu->name));
         kvt_table_cell(table, "%s", kvt_ctl_gpu_state_text(gpu->state));
         kvt_table_cell(table, "%u", gpu->sm);
