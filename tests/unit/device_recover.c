@@ -226,6 +226,31 @@ static void test_stuck(void **state)
     set_world_free(world);
 }
 
+/* L2 that cannot be pinned again is reached through staging. */
+static void test_not_pinned_again(void **state)
+{
+    struct set_world *world = set_world_new(1);
+    struct kvt_xfer xfer = set_world_xfer(world, 7);
+    struct kvt_fake_cuda_open open;
+
+    (void)state;
+    assert_int_equal(set_world_open(world), 0);
+    kvt_fake_cuda_fail(KVT_FAKE_CUDA_PIN, 1, KVT_CUDA_NO_MEMORY);
+    kvt_gpu_lose(set_world_set(world)->members[0].gpu, KVT_CUDA_ECC);
+    set_world_await(world, 0, 1);
+    assert_true(kvt_fake_cuda_has_failed());
+    kvt_fake_cuda_count(&open);
+    assert_int_equal(open.registered, 0);
+    set_world_attach(world, 0);
+    assert_int_equal(store(world, 0, 0), KVT_XFER_DONE);
+    set_world_header(world, 1, &xfer);
+    xfer.src = set_world_slot(world, 0, 2);
+    xfer.dst = set_world_host(world, 1);
+    assert_int_equal(set_world_run(world, &xfer), KVT_XFER_DONE);
+    assert_int_equal(kvt_slot_check(world->l2 + world->slot_bytes, &xfer.key), KVT_SLOT_OK);
+    set_world_free(world);
+}
+
 /* ---- the waits, stepped by hand -------------------------------------------------------------- */
 
 static struct kvt_device_member *stop_control(struct set_world *world)
@@ -370,6 +395,7 @@ int main(void)
         cmocka_unit_test(test_guests),
         cmocka_unit_test(test_reset_does_not_help),
         cmocka_unit_test(test_no_memory_for_the_arena),
+        cmocka_unit_test(test_not_pinned_again),
         cmocka_unit_test(test_stuck),
         cmocka_unit_test(test_waits),
         cmocka_unit_test(test_a_reset_that_hangs),

@@ -97,12 +97,13 @@ static void failed(struct kvt_device_member *member, const char *what, int error
 }
 
 /* L2 may have been pinned in the context that is gone; if not, this changes nothing. Copies of
- * memory that is not pinned are right, but slow. */
+ * memory that is not pinned go through staging. */
 static void repin(struct kvt_device_member *member)
 {
     bool is_pinned = member->set->is_pinned && kvt_device_pin(member->set) == KVT_CUDA_OK;
 
     atomic_store_explicit(&member->has_pin, is_pinned, memory_order_seq_cst);
+    kvt_gpu_set_host_pinned(member->gpu, is_pinned);
 }
 
 /* With `calls` held. 0, or CUDA's error and *ret_what, which call it was of. */
