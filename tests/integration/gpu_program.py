@@ -109,6 +109,15 @@ class Replay(Daemon):
         self.assertGreater(self.l1_hits(result), 0)
         self.daemon.stop()
 
+    def test_quantised(self):
+        for quantise in ("fp8_e4m3", "int8"):
+            with self.subTest(quantise=quantise):
+                self.start("devices=2")
+                result = self.run_bench("--quantise", quantise, "--preset", "hybrid", "--ranks",
+                                        "2", "--concurrency", "4", "--cancel-every", "9")
+                self.assertGreater(self.l1_hits(result), 0)
+                self.daemon.stop()
+
     def test_paged(self):
         self.start("devices=1")
         result = self.run_paged("--preset", "hybrid", *FAULTS)

@@ -302,6 +302,49 @@ static void test_payloads(const struct kvt_api_quant *quant, uint64_t l1_bytes)
     persist_end(&f);
 }
 
+/* An engine whose memory is a GPU's: the device tier converts what the others never see raw. */
+static void test_gpu(const struct kvt_api_quant *quant)
+{
+    const struct world_config config = {.seed = 3,
+                                        .l1_bytes = 1u << 20,
+                                        .l2_bytes = 1u << 20,
+                                        .l3_bytes = 2u << 20,
+                                        .delay_ns_max = KVT_NS_PER_MS,
+                                        .ranks = 1,
+                                        .gpus = 2,
+                                        .quant = *quant};
+    struct kvt_handle handle;
+    struct client client;
+    struct world world;
+    struct call call;
+
+    world_init(&world, &config);
+    call_init(&call, &world);
+    client_begin_attach_gpu(&client, &world, &call, 1, true, 0, 1);
+    call_run(&call);
+    CHECK_CODE(&call.op, KVT_CODE_OK);
+    client.session = call.op.ans.attach.session;
+    handle = world_reserve(&call, &client, 0x101, BLOCKS);
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        client_fill(&client, 0, 0x101, i, i);
+    world_demote(&call, &client, handle, 0, BLOCKS, 0);
+    call_run(&call);
+    CHECK_CODE(&call.op, KVT_CODE_OK);
+    handle = world_lookup(&call, &client, 0x101, BLOCKS, true);
+    world_promote(&call, &client, handle, 0, BLOCKS, 16);
+    call_run(&call);
+    CHECK_CODE(&call.op, KVT_CODE_OK);
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        CHECK(call.op.ans.promote.moves.results[0][i] == KVT_MOVE_DONE);
+        CHECK(client_holds(&client, 0, 0x101, i, 16 + i, 0));
+    }
+    client_detach(&client, &call);
+    world_settle(&world);
+    client_unmap(&client);
+    call_deinit(&call);
+    world_deinit(&world);
+}
+
 int main(void)
 {
     static const struct world_config plain = {
@@ -319,5 +362,7 @@ int main(void)
     test_payloads(&one_plane, 0);
     test_payloads(&two_planes, 0);
     test_payloads(&one_plane, 256u << 10);
+    test_gpu(&one_plane);
+    test_gpu(&two_planes);
     return 0;
 }
