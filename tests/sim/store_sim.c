@@ -16,31 +16,10 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/guard.h"
 #include "daemon/base/log.h"
-#include "daemon/engine/store.h"
 #include "tests/common/check.h"
-#include "tests/common/fake_tier.h"
+#include "tests/sim/store_sim.h"
 
-#define JOBS 96u
-#define KNOWN 512u
-#define CLAIMS 16u
-#define LEASES 8u
-#define NS_COUNT 3u
-#define PATH_BLOCKS_MAX 10u
-#define UNIT_BYTES 16384u
-#define DELAY_NS_MAX (5 * KVT_NS_PER_MS)
-#define SCRIBBLE 0x55
-
-struct ns_model {
-    uint32_t block_tokens, ranks, components_count;
-    struct {
-        enum kvt_component_kind kind;
-        uint32_t window_tokens;
-        uint64_t bytes;
-        bool is_replicated;
-    } components[3];
-};
-
-static const struct ns_model models[NS_COUNT] = {
+const struct ns_model sim_models[NS_COUNT] = {
     {4, 1, 1, {{KVT_COMPONENT_FULL, 0, 1000, false}}},
     {8,
      3,
@@ -52,56 +31,6 @@ static const struct ns_model models[NS_COUNT] = {
      5,
      2,
      {{KVT_COMPONENT_FULL, 0, 9000, false}, {KVT_COMPONENT_SLIDING_WINDOW, 8, 12000, false}}},
-};
-
-struct client { /* memory of an engine for one component: an engine block a job */
-    struct kvt_region region;
-    struct kvt_layout layout;
-    struct kvt_layout_piece pieces[2];
-};
-
-struct content { /* whose bytes */
-    uint32_t ns, component, rank;
-    uint64_t path_hash;
-};
-
-struct sim;
-struct sim_job {
-    struct kvt_job job;
-    struct sim *sim;
-    bool is_busy;
-    struct content content;
-    uint64_t engine_block;
-};
-
-struct known {
-    struct kvt_radix_block block;
-    uint32_t ns;
-    uint64_t path_hash;
-};
-
-struct claim {
-    bool is_used;
-    struct kvt_cell cell;
-    struct content content;
-};
-
-struct sim {
-    uint64_t seed, random, now_ns, events_hash, event_count, verified, done_by_result[8];
-    uint64_t wrong_expected; /* canary: payloads that differ, as they should */
-    bool is_canary, is_faulty;
-    struct kvt_radix *radix;
-    struct kvt_radix_ns ns[NS_COUNT];
-    struct fake_tier *tiers[KVT_TIERS_COUNT];
-    uint8_t *host_memory;
-    struct kvt_store *store;
-    struct client clients[NS_COUNT][3];
-    struct sim_job jobs[JOBS];
-    struct known known[KNOWN];
-    struct claim claims[CLAIMS];
-    struct kvt_radix_block leases[LEASES];
-    uint32_t gpus; /* zones of L1 */
-    uint64_t losses;
 };
 
 static uint64_t dice(struct sim *sim, uint64_t sides)
@@ -117,7 +46,7 @@ static void event(struct sim *sim, uint64_t what)
 
 /* ---- payload -------------------------------------------------------------------------------- */
 
-static struct client *client_of(struct sim *sim, const struct content *content)
+struct client *sim_client_of(struct sim *sim, const struct content *content)
 {
     return &sim->clients[content->ns][content->component];
 }
@@ -129,9 +58,9 @@ static uint64_t oracle_seed(const struct content *content)
 }
 
 /* Calls with the client's bytes piece by piece: fills or compares. True if all were equal. */
-static bool oracle(struct sim *sim, const struct sim_job *at, bool is_fill)
+bool sim_oracle(struct sim *sim, const struct sim_job *at, bool is_fill)
 {
-    const struct client *client = client_of(sim, &at->content);
+    const struct client *client = sim_client_of(sim, &at->content);
     uint64_t state = oracle_seed(&at->content);
     bool is_equal = true;
 
@@ -152,9 +81,9 @@ static bool oracle(struct sim *sim, const struct sim_job *at, bool is_fill)
     return is_equal;
 }
 
-static void scribble(struct sim *sim, const struct sim_job *at, bool is_check)
+void sim_scribble(struct sim *sim, const struct sim_job *at, bool is_check)
 {
-    const struct client *client = client_of(sim, &at->content);
+    const struct client *client = sim_client_of(sim, &at->content);
 
     for (uint32_t i = 0; i < 2; i++) {
         const struct kvt_layout_piece *piece = &client->pieces[i];
@@ -169,7 +98,7 @@ static void scribble(struct sim *sim, const struct sim_job *at, bool is_check)
 
 /* ---- jobs ----------------------------------------------------------------------------------- */
 
-static void on_done(struct kvt_job *job)
+void sim_on_done(struct kvt_job *job)
 {
     struct sim_job *at = job->owner;
     struct sim *sim = at->sim;
@@ -181,18 +110,19 @@ static void on_done(struct kvt_job *job)
     sim->done_by_result[job->result]++;
     CHECK(sim->now_ns <= job->deadline_ns + 2 * DELAY_NS_MAX);
     if (job->kind == KVT_JOB_READ && job->result == KVT_MOVE_DONE) {
-        bool is_right = oracle(sim, at, false);
+        bool is_right = sim_oracle(sim, at, false);
 
         CHECK(is_right || sim->is_canary);
-        CHECK(job->moved_bytes == models[at->content.ns].components[at->content.component].bytes);
+        CHECK(job->moved_bytes ==
+              sim_models[at->content.ns].components[at->content.component].bytes);
         sim->wrong_expected += !is_right;
         sim->verified++;
     }
     if (job->kind == KVT_JOB_READ || job->kind == KVT_JOB_FILL)
-        scribble(sim, at, false);
+        sim_scribble(sim, at, false);
 }
 
-static struct sim_job *free_job(struct sim *sim)
+struct sim_job *sim_free_job(struct sim *sim)
 {
     uint32_t first = (uint32_t)dice(sim, JOBS);
 
@@ -202,10 +132,10 @@ static struct sim_job *free_job(struct sim *sim)
     return NULL;
 }
 
-static struct sim_job *submit(struct sim *sim, enum kvt_job_kind kind, struct kvt_cell cell,
-                              const struct content *content)
+struct sim_job *sim_submit(struct sim *sim, enum kvt_job_kind kind, struct kvt_cell cell,
+                           const struct content *content)
 {
-    struct sim_job *at = free_job(sim);
+    struct sim_job *at = sim_free_job(sim);
     bool has_client = kind == KVT_JOB_FILL || kind == KVT_JOB_READ;
 
     if (at == NULL)
@@ -221,15 +151,15 @@ static struct sim_job *submit(struct sim *sim, enum kvt_job_kind kind, struct kv
         .is_upper_only = dice(sim, 16) == 0,
         .is_move = dice(sim, 2) == 0,
         .deadline_ns = sim->now_ns + 1 + dice(sim, dice(sim, 8) == 0 ? 4 : 200) * KVT_NS_PER_MS,
-        .done = on_done,
+        .done = sim_on_done,
         .owner = at,
     };
     if (has_client) {
         at->job.view =
-            (struct kvt_client_view){&client_of(sim, content)->layout, &at->engine_block, 0, 2};
-        scribble(sim, at, true);
+            (struct kvt_client_view){&sim_client_of(sim, content)->layout, &at->engine_block, 0, 2};
+        sim_scribble(sim, at, true);
         if (kind == KVT_JOB_FILL)
-            (void)oracle(sim, at, true);
+            (void)sim_oracle(sim, at, true);
     }
     if (kind == KVT_JOB_RAISE)
         at->job.tier = dice(sim, 2) == 0 ? KVT_TIER_DEVICE : KVT_TIER_HOST;
@@ -261,7 +191,7 @@ static void claim_block(struct sim *sim, const struct kvt_radix_cell *at, struct
 static void reserve(struct sim *sim)
 {
     uint32_t tokens[PATH_BLOCKS_MAX * 8], ns = (uint32_t)dice(sim, NS_COUNT);
-    const struct ns_model *model = &models[ns];
+    const struct ns_model *model = &sim_models[ns];
     uint32_t blocks = 1 + (uint32_t)dice(sim, PATH_BLOCKS_MAX);
     struct kvt_radix_cell cells[PATH_BLOCKS_MAX];
     uint64_t hashes[PATH_BLOCKS_MAX], hash = 0, new_blocks;
@@ -311,11 +241,11 @@ static void fill(struct sim *sim)
 
     if (!claim->is_used)
         return;
-    model = &models[claim->content.ns];
+    model = &sim_models[claim->content.ns];
     claim->content.rank = (uint32_t)dice(sim, model->ranks);
     if (model->components[claim->content.component].is_replicated)
         claim->content.rank = 0;
-    (void)submit(sim, KVT_JOB_FILL, claim->cell, &claim->content);
+    (void)sim_submit(sim, KVT_JOB_FILL, claim->cell, &claim->content);
     if (dice(sim, 24) == 0)
         kvt_store_unclaim(sim->store, claim->cell);
     if ((kvt_store_ready_mask(sim->store, claim->cell) != 0 &&
@@ -327,7 +257,7 @@ static void fill(struct sim *sim)
 static void use_known(struct sim *sim, uint64_t what)
 {
     const struct known *known = &sim->known[dice(sim, KNOWN)];
-    const struct ns_model *model = &models[known->ns];
+    const struct ns_model *model = &sim_models[known->ns];
     struct content content = {known->ns, (uint32_t)dice(sim, model->components_count), 0,
                               known->path_hash};
     struct kvt_cell cell;
@@ -342,13 +272,13 @@ static void use_known(struct sim *sim, uint64_t what)
     if (!model->components[content.component].is_replicated)
         content.rank = (uint32_t)dice(sim, model->ranks);
     if (what < 40) {
-        if (submit(sim, KVT_JOB_READ, cell, &content) != NULL && dice(sim, 2) == 0)
-            (void)submit(sim, KVT_JOB_READ, cell, &content);
+        if (sim_submit(sim, KVT_JOB_READ, cell, &content) != NULL && dice(sim, 2) == 0)
+            (void)sim_submit(sim, KVT_JOB_READ, cell, &content);
         kvt_radix_touch(sim->radix, known->block);
     } else if (what < 50) {
-        (void)submit(sim, KVT_JOB_RAISE, cell, &content);
+        (void)sim_submit(sim, KVT_JOB_RAISE, cell, &content);
     } else if (what < 58) {
-        (void)submit(sim, KVT_JOB_LOWER, cell, &content);
+        (void)sim_submit(sim, KVT_JOB_LOWER, cell, &content);
     } else if (what < 59) {
         kvt_store_drop(sim->store, cell);
     } else {
@@ -384,7 +314,7 @@ static void act(struct sim *sim)
     } else if (what < 995) {
         struct content content = {0, 0, 0, 0};
 
-        (void)submit(sim, KVT_JOB_FLUSH, KVT_CELL_NONE, &content);
+        (void)sim_submit(sim, KVT_JOB_FLUSH, KVT_CELL_NONE, &content);
     } else if (what < 998) {
         (void)!kvt_radix_detach_block(sim->radix, sim->known[dice(sim, KNOWN)].block);
     } else if (dice(sim, 20) == 0) {
@@ -404,7 +334,7 @@ static void revive(struct sim *sim, uint32_t zone)
 {
     fake_tier_revive_zone(device_of(sim), zone);
     for (uint32_t n = 0; n < NS_COUNT; n++)
-        for (uint32_t c = 0; c < models[n].components_count; c++)
+        for (uint32_t c = 0; c < sim_models[n].components_count; c++)
             if (sim->clients[n][c].layout.is_gpu && sim->clients[n][c].layout.gpu_zone == zone)
                 sim->clients[n][c].layout.incarnation = fake_tier_incarnation(device_of(sim), zone);
 }
@@ -432,9 +362,9 @@ static void lose_and_revive(struct sim *sim)
 static void make_clients(struct sim *sim)
 {
     for (uint32_t n = 0; n < NS_COUNT; n++) {
-        for (uint32_t c = 0; c < models[n].components_count; c++) {
+        for (uint32_t c = 0; c < sim_models[n].components_count; c++) {
             struct client *client = &sim->clients[n][c];
-            uint32_t bytes = (uint32_t)models[n].components[c].bytes, half = bytes / 3;
+            uint32_t bytes = (uint32_t)sim_models[n].components[c].bytes, half = bytes / 3;
 
             client->region.bytes = (uint64_t)bytes * JOBS;
             client->region.base = kvt_alloc_zeroed(JOBS, bytes);
@@ -448,7 +378,8 @@ static void make_clients(struct sim *sim)
             if (sim->gpus > 0 && (n + c + sim->seed) % 2 == 0) {
                 client->region.is_gpu = true;
                 client->region.gpu_zone = (uint32_t)dice(sim, sim->gpus);
-                kvt_store_ns_set_home(sim->store, sim->ns[n], (uint32_t)dice(sim, models[n].ranks),
+                kvt_store_ns_set_home(sim->store, sim->ns[n],
+                                      (uint32_t)dice(sim, sim_models[n].ranks),
                                       client->region.gpu_zone);
             }
             CHECK(kvt_layout_resolve(&client->layout, &client->region, 1, bytes) == 0);
@@ -459,18 +390,18 @@ static void make_clients(struct sim *sim)
 static void open_namespaces(struct sim *sim)
 {
     for (uint32_t n = 0; n < NS_COUNT; n++) {
-        struct kvt_radix_spec spec = {.block_tokens = models[n].block_tokens,
-                                      .components_count = models[n].components_count};
+        struct kvt_radix_spec spec = {.block_tokens = sim_models[n].block_tokens,
+                                      .components_count = sim_models[n].components_count};
         struct kvt_store_ns_config config = {.epoch = 1,
-                                             .block_tokens = models[n].block_tokens,
-                                             .ranks = models[n].ranks,
-                                             .components_count = models[n].components_count};
+                                             .block_tokens = sim_models[n].block_tokens,
+                                             .ranks = sim_models[n].ranks,
+                                             .components_count = sim_models[n].components_count};
 
         for (uint32_t c = 0; c < spec.components_count; c++) {
-            spec.components[c].kind = models[n].components[c].kind;
-            spec.components[c].window_tokens = models[n].components[c].window_tokens;
-            config.components[c].bytes_per_block = models[n].components[c].bytes;
-            config.components[c].is_replicated = models[n].components[c].is_replicated;
+            spec.components[c].kind = sim_models[n].components[c].kind;
+            spec.components[c].window_tokens = sim_models[n].components[c].window_tokens;
+            config.components[c].bytes_per_block = sim_models[n].components[c].bytes;
+            config.components[c].is_replicated = sim_models[n].components[c].is_replicated;
         }
         config.fingerprint[0] = (uint8_t)n;
         CHECK(kvt_radix_ns_open(sim->radix, &spec, &sim->ns[n]) == 0);
@@ -483,7 +414,7 @@ static uint64_t no_real_time(void)
     return 1;
 }
 
-static void sim_open(struct sim *sim, uint64_t seed, bool is_faulty)
+void sim_open(struct sim *sim, uint64_t seed, bool is_faulty)
 {
     uint64_t units[KVT_TIERS_COUNT] = {6, 14, 40};
     struct kvt_radix_config radix = {
@@ -546,7 +477,7 @@ static void sim_open(struct sim *sim, uint64_t seed, bool is_faulty)
     make_clients(sim);
 }
 
-static void sim_close(struct sim *sim)
+void sim_close(struct sim *sim)
 {
     sim->store = kvt_store_free(sim->store);
     sim->radix = kvt_radix_free(sim->radix);
@@ -555,7 +486,7 @@ static void sim_close(struct sim *sim)
             (void)kvt_tier_close(fake_tier_base(sim->tiers[i]));
     kvt_free(sim->host_memory);
     for (uint32_t n = 0; n < NS_COUNT; n++)
-        for (uint32_t c = 0; c < models[n].components_count; c++)
+        for (uint32_t c = 0; c < sim_models[n].components_count; c++)
             kvt_free(sim->clients[n][c].region.base);
 }
 
@@ -570,7 +501,7 @@ static void check_store(struct sim *sim)
     }
 }
 
-static void turn(struct sim *sim, bool is_checked)
+void sim_turn(struct sim *sim, bool is_checked)
 {
     uint64_t next_ns = kvt_store_next_ns(sim->store), step_ns;
 
@@ -619,7 +550,7 @@ static void check_l1(struct sim *sim)
 }
 
 /* Everything ends and goes; nothing may be left. */
-static void wind_up(struct sim *sim)
+void sim_wind_up(struct sim *sim)
 {
     struct kvt_store_stats stats;
     struct kvt_radix_stats radix;
@@ -631,19 +562,19 @@ static void wind_up(struct sim *sim)
         if (sim->leases[i].generation != 0)
             (void)!kvt_radix_release(sim->radix, sim->leases[i]);
     for (uint32_t i = 0; i < 4000 && is_busy(sim); i++)
-        turn(sim, false);
+        sim_turn(sim, false);
     CHECK(!is_busy(sim));
     check_store(sim);
     for (uint32_t i = 0; sim->seed % 2 == 1; i++) { /* a planned stop */
         CHECK(i < 4000);
         if (kvt_store_drain(sim->store, sim->now_ns))
             break;
-        turn(sim, i % 8 == 0);
+        sim_turn(sim, i % 8 == 0);
     }
     for (uint32_t n = 0; n < NS_COUNT; n++)
         kvt_radix_detach_ns(sim->radix, sim->ns[n]);
     for (uint32_t i = 0; i < 4000; i++)
-        turn(sim, false);
+        sim_turn(sim, false);
     check_l1(sim);
     check_store(sim);
     kvt_store_stats(sim->store, &stats);
@@ -687,9 +618,9 @@ static uint64_t run(uint64_t seed, uint64_t turns, bool is_printed)
             lose_and_revive(&sim);
             act(&sim);
         }
-        turn(&sim, turns < 2000 || i % 8 == 0);
+        sim_turn(&sim, turns < 2000 || i % 8 == 0);
     }
-    wind_up(&sim);
+    sim_wind_up(&sim);
     if (is_printed) {
         printf("seed %" PRIu64 ": %" PRIu64 " events, hash %016" PRIx64 "\n", seed, sim.event_count,
                sim.events_hash);
@@ -697,115 +628,6 @@ static uint64_t run(uint64_t seed, uint64_t turns, bool is_printed)
     }
     sim_close(&sim);
     return sim.events_hash;
-}
-
-/* A client that reuses its block before done is caught; one that waits for done is safe. */
-static void canary(bool is_early)
-{
-    static struct sim sim;
-    struct content content = {0, 0, 0, 77};
-    uint32_t tokens[4] = {1, 2, 3, 4};
-    struct kvt_radix_prefix prefix = {
-        .root_key = "r", .root_key_bytes = 1, .tokens = tokens, .tokens_count = 4};
-    uint8_t digest[KVT_FINGERPRINT_BYTES] = {1};
-    struct kvt_radix_block end;
-    struct kvt_cell cell;
-    struct sim_job *at;
-    uint64_t new_blocks;
-
-    sim_open(&sim, 3, false);
-    sim.is_canary = true;
-    prefix.ns = sim.ns[0];
-    CHECK(kvt_radix_insert(sim.radix, &prefix, &end, &new_blocks) == 0);
-    CHECK(kvt_store_claim(sim.store, end, 0, digest, &cell) == KVT_CLAIM_MINE);
-    kvt_radix_settle(sim.radix, end);
-    do {
-        at = submit(&sim, KVT_JOB_FILL, cell, &content);
-        CHECK(at != NULL);
-        if (is_early)
-            scribble(&sim, at, false); /* before done: forbidden */
-        while (at->is_busy)
-            turn(&sim, true);
-    } while (at->job.result == KVT_MOVE_LATE);
-    CHECK(at->job.result == KVT_MOVE_DONE);
-    do {
-        at = submit(&sim, KVT_JOB_READ, cell, &content);
-        CHECK(at != NULL);
-        while (at->is_busy)
-            turn(&sim, true);
-    } while (at->job.result == KVT_MOVE_LATE);
-    CHECK(at->job.result == KVT_MOVE_DONE);
-    CHECK(sim.wrong_expected == (is_early ? 1 : 0));
-    wind_up(&sim);
-    sim_close(&sim);
-}
-
-static struct sim_job *submit_plain(struct sim *sim, enum kvt_job_kind kind, struct kvt_cell cell,
-                                    const struct content *content, enum kvt_tier_id tier)
-{
-    struct sim_job *at = free_job(sim);
-
-    CHECK(at != NULL);
-    at->is_busy = true;
-    at->content = *content;
-    at->job = (struct kvt_job){.kind = kind,
-                               .cell = cell,
-                               .tier = tier,
-                               .is_move = true,
-                               .deadline_ns = sim->now_ns + KVT_NS_PER_S,
-                               .done = on_done,
-                               .owner = at};
-    at->job.view =
-        (struct kvt_client_view){&client_of(sim, content)->layout, &at->engine_block, 0, 2};
-    if (kind == KVT_JOB_FILL)
-        (void)oracle(sim, at, true);
-    kvt_store_submit(sim->store, &at->job, sim->now_ns);
-    return at;
-}
-
-static void wait_done(struct sim *sim, const struct sim_job *at, enum kvt_move_result wanted)
-{
-    while (at->is_busy)
-        turn(sim, true);
-    CHECK(at->job.result == wanted);
-}
-
-/* Two reads of a block that is on disk only are one transfer; when the first is cancelled it ends
- * at once, the transfer goes on, the other read is served and the copy stays. */
-static void coalesce(void)
-{
-    static struct sim sim;
-    struct content content = {0, 0, 0, 78};
-    uint32_t tokens[4] = {5, 6, 7, 8};
-    struct kvt_radix_prefix prefix = {
-        .root_key = "r", .root_key_bytes = 1, .tokens = tokens, .tokens_count = 4};
-    uint8_t digest[KVT_FINGERPRINT_BYTES] = {1};
-    struct kvt_store_stats stats;
-    struct kvt_radix_block end;
-    struct kvt_cell cell;
-    struct sim_job *first, *second;
-    uint64_t new_blocks;
-
-    sim_open(&sim, 3, false);
-    prefix.ns = sim.ns[0];
-    CHECK(kvt_radix_insert(sim.radix, &prefix, &end, &new_blocks) == 0);
-    CHECK(kvt_store_claim(sim.store, end, 0, digest, &cell) == KVT_CLAIM_MINE);
-    kvt_radix_settle(sim.radix, end);
-    wait_done(&sim, submit_plain(&sim, KVT_JOB_FILL, cell, &content, KVT_TIER_HOST), KVT_MOVE_DONE);
-    wait_done(&sim, submit_plain(&sim, KVT_JOB_LOWER, cell, &content, KVT_TIER_DISK),
-              KVT_MOVE_DONE);
-    CHECK(kvt_store_ready_mask(sim.store, cell) == 1u << KVT_TIER_DISK);
-    first = submit_plain(&sim, KVT_JOB_READ, cell, &content, KVT_TIER_HOST);
-    second = submit_plain(&sim, KVT_JOB_READ, cell, &content, KVT_TIER_HOST);
-    kvt_store_stats(sim.store, &stats);
-    CHECK(stats.coalesced == 1 && kvt_store_inflight(sim.store) == 1);
-    kvt_store_cancel(sim.store, &first->job);
-    CHECK(!first->is_busy && first->job.result == KVT_MOVE_ABORTED);
-    wait_done(&sim, second, KVT_MOVE_DONE);
-    CHECK((kvt_store_ready_mask(sim.store, cell) & 1u << KVT_TIER_HOST) != 0);
-    CHECK(sim.verified == 1);
-    wind_up(&sim);
-    sim_close(&sim);
 }
 
 int main(int argc, char **argv)
@@ -830,9 +652,9 @@ int main(int argc, char **argv)
         }
     }
     CHECK(kvt_guard_install() == 0);
-    canary(false);
-    canary(true);
-    coalesce();
+    sim_canary(false);
+    sim_canary(true);
+    sim_coalesce();
     do {
         uint64_t hash;
 
