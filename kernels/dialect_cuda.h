@@ -9,6 +9,7 @@
 
 #define KVT_FN static __device__ __forceinline__
 #define KVT_UNROLL _Pragma("unroll")
+#define KVT_SELECT(is_first, first, otherwise) ((is_first) ? (first) : (otherwise))
 #define KVT_DIV_RN(a, b) __fdiv_rn(a, b)
 #define KVT_MUL_RN(a, b) __fmul_rn(a, b)
 

@@ -1,6 +1,6 @@
 /* The CPU reference: the plainest code that gives the right bytes, and quick enough to be what runs
- * where there is no GPU. A copy with a check adds up each stretch right after it was moved, while
- * it is in the nearest cache. */
+ * where there is no GPU. A copy with a check adds up each stretch of the payload right after it was
+ * moved, while it is in the nearest cache. */
 #include <string.h>
 
 #include "kernels/args.h"
@@ -8,22 +8,43 @@
 #include "kernels/kvt_kernels.h"
 #include "kernels/quant.h"
 
-#define STRETCH_BYTES (16u << 10) /* source and destination fit a first-level cache */
+#define STRETCH_BYTES (32u << 10) /* of source and destination: the nearest caches hold both */
 
-/* Moves @bytes; returns the check of what the payload's side holds. */
-static uint64_t move(unsigned char *dst, const unsigned char *src, const unsigned char *payload,
-                     uint32_t bytes, uint64_t first_word)
+/* The bytes of the payload that were moved and not yet added up: [begin, end), a stretch at most.
+ */
+struct tally {
+    const unsigned char *payload;
+    uint64_t begin, end;
+    uint64_t sum;
+};
+
+static void tally_flush(struct tally *tally)
 {
-    uint64_t sum = 0;
+    tally->sum += kvt_check64_part(tally->payload + tally->begin, tally->end - tally->begin,
+                                   tally->begin / 8);
+    tally->begin = tally->end;
+}
 
+/* Short parts are neighbours in the payload: one sum for many of them. */
+static void tally_add(struct tally *tally, uint64_t offset, uint32_t bytes)
+{
+    if (offset != tally->end || tally->end - tally->begin + bytes > STRETCH_BYTES) {
+        tally_flush(tally);
+        tally->begin = offset;
+    }
+    tally->end = offset + bytes;
+}
+
+static void move_part(struct tally *tally, unsigned char *dst, const unsigned char *src,
+                      uint64_t offset, uint32_t bytes)
+{
     for (uint32_t done = 0; done < bytes;) {
         uint32_t stretch = KVT_MIN(bytes - done, STRETCH_BYTES);
 
         memcpy(dst + done, src + done, stretch);
-        sum += kvt_check64_part(payload + done, stretch, first_word + done / 8);
+        tally_add(tally, offset + done, stretch);
         done += stretch;
     }
-    return sum;
 }
 
 static void copy_job(const struct kvt_copy_job *job, bool is_gather)
@@ -31,7 +52,7 @@ static void copy_job(const struct kvt_copy_job *job, bool is_gather)
     const struct kvt_copy_piece *pieces = (const void *)(uintptr_t)job->pieces;
     const uint64_t *ids = (const void *)(uintptr_t)job->blocks;
     uint64_t *check = (void *)(uintptr_t)job->check;
-    uint64_t sum = 0;
+    struct tally tally = {.payload = (const void *)(uintptr_t)job->payload};
 
     for (uint32_t p = 0; p < job->pieces_count; p++) {
         const struct kvt_copy_piece *piece = &pieces[p];
@@ -47,11 +68,13 @@ static void copy_job(const struct kvt_copy_job *job, bool is_gather)
             if (check == NULL)
                 memcpy(dst, src, piece->bytes);
             else
-                sum += move(dst, src, payload, piece->bytes, offset / 8);
+                move_part(&tally, dst, src, offset, piece->bytes);
         }
     }
-    if (check != NULL)
-        *check += sum;
+    if (check != NULL) {
+        tally_flush(&tally);
+        *check += tally.sum;
+    }
 }
 
 static int copy(const struct kvt_copy_batch *batch, bool is_gather)
