@@ -91,7 +91,7 @@ struct kvt_config {
     struct {
         uint64_t lease_default_ns, lease_max_ns, ticket_default_ns, ticket_max_ns;
         uint32_t leases_per_session, tickets_per_session;
-        uint64_t leased_bytes_per_engine, reserved_bytes_per_engine;
+        uint64_t leased_bytes_per_engine, reserved_bytes_per_engine, held_bytes_per_engine;
         uint32_t namespaces, roots;
     } limits;
     struct {

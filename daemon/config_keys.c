@@ -80,6 +80,8 @@ const struct kvt_config_key kvt_config_keys[] = {
         "0B", KVT_MIB, 64 * TIB, true},
     {"limits.reserved_bytes_per_engine", KVT_CONFIG_SIZE_OF_RAM,
         AT(limits.reserved_bytes_per_engine), "0B", KVT_MIB, 64 * TIB, true},
+    {"limits.held_bytes_per_engine", KVT_CONFIG_SIZE, AT(limits.held_bytes_per_engine), "0B",
+        KVT_MIB, 64 * TIB, true},
     {"limits.namespaces", KVT_CONFIG_COUNT, AT(limits.namespaces), "64", 1, KVT_NAMESPACES_MAX},
     {"limits.roots", KVT_CONFIG_COUNT, AT(limits.roots), "65536", 1, 1u << 24},
 

@@ -232,6 +232,7 @@ static int start_engine(void *ctx)
         .tickets_per_session_max = config->limits.tickets_per_session,
         .leased_bytes_per_engine_max = config->limits.leased_bytes_per_engine,
         .reserved_bytes_per_engine_max = config->limits.reserved_bytes_per_engine,
+        .held_bytes_per_engine_max = config->limits.held_bytes_per_engine,
         .namespaces_max = config->limits.namespaces,
         .roots_max = config->limits.roots,
         .namespaces = daemon->l3.namespaces,
