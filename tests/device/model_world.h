@@ -66,6 +66,7 @@ struct world_options {
     uint64_t fail_nth; /* 0: none */
     int fail_error;
     bool is_damage_expected; /* slots may be bad, and hold what the model does not know */
+    bool is_blind;           /* a GPU may be lost at any moment: arenas are not looked at */
     bool is_error_expected;  /* so transfers may end with -errno */
     bool is_sticky_expected; /* so there may be a context that only a reset frees */
 };

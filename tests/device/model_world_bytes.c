@@ -130,7 +130,7 @@ uint8_t *world_bytes(const struct world *world, const struct world_place *place)
     if (place->kind == KVT_PLACE_HOST)
         return world_host_slot(world, place) + kvt_slot_header_bytes(KVT_BLOCK_TOKENS_DEFAULT);
     zone = &world->zones[place->idx % world->zones_count];
-    arena = zone->is_lost ? 0 : kvt_gpu_arena(zone->gpu);
+    arena = zone->is_lost || world->options.is_blind ? 0 : kvt_gpu_arena(zone->gpu);
     if (arena == 0)
         return NULL;
     return kvt_fake_cuda_memory(arena + place->idx / world->zones_count * WORLD_SLOT_BYTES,
