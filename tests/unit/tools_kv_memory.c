@@ -2,6 +2,7 @@
  * share blocks without touching each other's bytes, and guards that see a single foreign byte. */
 #include "tests/common/cmocka.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "tools/lib/block_pool.h"
@@ -277,6 +278,94 @@ static void test_what_was_quantised_is_right(void **state)
     }
 }
 
+/* ---- memory that lies elsewhere -------------------------------------------------------------- */
+
+struct elsewhere {
+    struct kvt_kv_store store;
+    uint8_t *ranks[2];
+    uint64_t bytes_each, written_bytes;
+    bool is_joined, is_broken;
+};
+
+static int elsewhere_make(struct kvt_kv_store *store, uint32_t ranks, uint64_t bytes_each)
+{
+    struct elsewhere *elsewhere = KVT_CONTAINER_OF(store, struct elsewhere, store);
+
+    assert_int_equal(ranks, 2);
+    elsewhere->bytes_each = bytes_each;
+    for (uint32_t rank = 0; rank < 2; rank++)
+        elsewhere->ranks[rank] = calloc(1, bytes_each);
+    return 0;
+}
+
+static int elsewhere_join(struct kvt_kv_store *store)
+{
+    KVT_CONTAINER_OF(store, struct elsewhere, store)->is_joined = true;
+    return 0;
+}
+
+static int elsewhere_move(struct kvt_kv_store *store, const struct kvt_kv_pages *pages,
+                          bool is_write)
+{
+    struct elsewhere *elsewhere = KVT_CONTAINER_OF(store, struct elsewhere, store);
+
+    if (elsewhere->is_broken)
+        return -EIO;
+    for (uint32_t i = 0; i < pages->count; i++) {
+        uint64_t at = pages->offset_bytes + i * pages->stride_bytes;
+        uint8_t *there = elsewhere->ranks[pages->rank] + at;
+        uint8_t *here = pages->bytes + (size_t)i * pages->bytes_each;
+
+        assert_true(at + pages->bytes_each <= elsewhere->bytes_each);
+        memcpy(is_write ? there : here, is_write ? here : there, pages->bytes_each);
+        elsewhere->written_bytes += is_write ? pages->bytes_each : 0;
+    }
+    return 0;
+}
+
+/* The same bytes at the same places as in memfds, no more written than the payload, foreign bytes
+ * seen, and nothing right where nothing can be read. */
+static void test_memory_elsewhere_is_the_same(void **state)
+{
+    struct elsewhere elsewhere = {
+        .store = {.make = elsewhere_make, .join = elsewhere_join, .move = elsewhere_move}};
+    struct kvt_model model = make_model();
+    struct kvt_kv_part part = {.rank = 1, .component = 1, .part = 2, .id = 3, .key = 99};
+    struct kvt_kv_memory here, there;
+
+    (void)state;
+    assert_int_equal(kvt_kv_memory_init(&here, &model, BLOCKS, true), 0);
+    assert_int_equal(kvt_kv_memory_init_store(&there, &model, BLOCKS, true, &elsewhere.store), 0);
+    assert_int_equal(kvt_kv_memory_make(&here), 0);
+    assert_int_equal(kvt_kv_memory_make(&there), 0);
+    assert_int_equal(kvt_kv_memory_join(&there), 0);
+    assert_true(elsewhere.is_joined);
+    assert_int_equal(elsewhere.bytes_each, here.bytes);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        assert_memory_equal(elsewhere.ranks[rank], here.bases[rank], here.bytes);
+    elsewhere.written_bytes = 0;
+    kvt_kv_memory_fill(&here, &part);
+    kvt_kv_memory_fill(&there, &part);
+    assert_int_equal(elsewhere.written_bytes,
+                     2ull * model.layers * model.components[1].piece_bytes);
+    assert_memory_equal(elsewhere.ranks[1], here.bases[1], here.bytes);
+    assert_int_equal(kvt_kv_memory_count_wrong(&there, &part), 0);
+    assert_int_equal(kvt_kv_memory_count_spilled(&there, &part), 0);
+    assert_int_equal(kvt_kv_memory_count_stray(&there, &part), 0);
+    elsewhere.ranks[1][3 * there.page_bytes + 5] ^= 1;
+    elsewhere.ranks[1][4 * there.page_bytes - 1] ^= 1;
+    assert_int_equal(kvt_kv_memory_count_wrong(&there, &part), 1);
+    assert_int_equal(kvt_kv_memory_count_spilled(&there, &part), 1);
+    assert_int_equal(kvt_kv_memory_count_stray(&there, &part), 2);
+    elsewhere.is_broken = true;
+    assert_true(kvt_kv_memory_count_wrong(&there, &part) > 100);
+    assert_true(kvt_kv_memory_count_unguarded(&there, 0, 9) > 700);
+    kvt_kv_memory_deinit(&here);
+    kvt_kv_memory_deinit(&there);
+    free(elsewhere.ranks[0]);
+    free(elsewhere.ranks[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -287,6 +376,7 @@ int main(void)
         cmocka_unit_test(test_parts_are_the_payload),
         cmocka_unit_test(test_single_foreign_bytes_are_seen),
         cmocka_unit_test(test_what_was_quantised_is_right),
+        cmocka_unit_test(test_memory_elsewhere_is_the_same),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -59,9 +59,9 @@ static int set_up(void **state)
     world->paged.engine = &world->engine;
     world->paged.own = world->own;
     assert_int_equal(bench_cursors_init(&world->paged.cursors, false), 0);
-    assert_int_equal(
-        paged_blocks_init(&world->paged.blocks, &world->engine, &world->paged.stats, POOL_BLOCKS),
-        0);
+    assert_int_equal(paged_blocks_init(&world->paged.blocks, &world->engine, &world->paged.stats,
+                                       POOL_BLOCKS, NULL),
+                     0);
     assert_int_equal(paged_request_init(&world->paged, &world->request), 0);
     *state = world;
     return 0;

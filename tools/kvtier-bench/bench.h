@@ -43,6 +43,8 @@ struct kvt_bench_options {
     uint32_t chunk_tokens, late_us; /* of paged engines: a step; how late a rank may be */
     double time_scale;              /* 0: no waiting */
     bool is_paged;                  /* another engine: paged.h */
+    bool is_on_gpu;                 /* pools in the memory of GPU `gpu` */
+    uint32_t gpu;
     bool is_json, is_reporting, is_quiet, is_verifying, is_storing_output, is_matching_whole,
         is_without_cursors;
     uint32_t synth_sessions, synth_turns, synth_tenants, synth_system_tokens, synth_turn_tokens;

@@ -177,13 +177,29 @@ static int make_pool(struct bench_engine *engine)
         return -EINVAL;
     }
     return kvt_bench_pool_init(&engine->pool, model, KVT_MAX(given, wanted),
-                               engine->options->seed + engine->engine_idx);
+                               engine->options->seed + engine->engine_idx, bench_store_of(engine));
+}
+
+struct kvt_kv_store *bench_store_of(struct bench_engine *engine)
+{
+    return engine->gpu == NULL ? NULL : kvt_gpu_pool_store(engine->gpu);
+}
+
+int bench_memory_make(struct bench_engine *engine, struct kvt_kv_memory *memory)
+{
+    int r = kvt_kv_memory_make(memory);
+
+    if (r < 0)
+        bench_give_up(engine, 1, memory->store->why(memory->store));
+    return r;
 }
 
 static int run(struct bench_engine *engine)
 {
     int r = make_pool(engine);
 
+    if (r == 0)
+        r = bench_memory_make(engine, &engine->pool.memory);
     kvt_client_library_init();
     if (r == 0)
         r = attach_all(engine);
@@ -216,7 +232,11 @@ int kvt_bench_engine_run(const struct kvt_bench_options *options, const struct k
     if (options->is_storing_output || options->is_paged)
         tokens += workload->output_tokens_max;
     engine.blocks_max = tokens / model->block_tokens;
-    r = options->is_paged ? paged_engine_run(&engine) : run(&engine);
+    r = options->is_on_gpu ? kvt_gpu_pool_new(&engine.gpu, options->gpu) : 0;
+    engine.link.gpu = engine.gpu;
+    if (r == 0)
+        r = options->is_paged ? paged_engine_run(&engine) : run(&engine);
+    engine.gpu = kvt_gpu_pool_free(engine.gpu);
     if (r < 0)
         bench_give_up(&engine, 1, strerror(-r));
     return atomic_load(&engine.exit_status);

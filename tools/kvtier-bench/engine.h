@@ -15,8 +15,9 @@ struct bench_engine {
     struct bench_link link;
     struct bench_seat scheduler, ranks[KVT_RANKS_MAX];
     struct kvt_bench_pool pool;
-    uint64_t blocks_max;     /* of one request */
-    atomic_bool is_stopping; /* a worker gave up */
+    struct kvt_gpu_pool *gpu; /* NULL: the memory of the pool is memfds */
+    uint64_t blocks_max;      /* of one request */
+    atomic_bool is_stopping;  /* a worker gave up */
     _Atomic int exit_status;
 };
 
@@ -63,6 +64,10 @@ struct bench_worker {
     uint64_t cancel_at_ns;
 };
 
+/* engine.c: where its pool lies, NULL: in memfds; and the pool itself, when nobody is forked any
+ * more. -errno and given up, or 0. */
+struct kvt_kv_store *bench_store_of(struct bench_engine *engine);
+KVT_MUST_USE int bench_memory_make(struct bench_engine *engine, struct kvt_kv_memory *memory);
 /* engine.c: which worker of all engines a request belongs to. */
 uint32_t bench_owner_of(const struct bench_engine *engine, uint64_t request_idx);
 /* request.c: everything from lookup to release. false: this engine cannot go on. */

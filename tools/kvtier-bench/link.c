@@ -162,12 +162,23 @@ static struct kvt_api_layout *make_layouts(const struct bench_link *link, struct
     return layouts;
 }
 
+/* Where the memory of a rank is. */
+static int say_memory(struct bench_link *link, uint32_t rank, struct kvt_api_region *region,
+                      char *why, size_t why_bytes)
+{
+    if (link->gpu == NULL)
+        return kvt_client_send_region(link->client, link->memory->memfds[rank], link->memory->bytes,
+                                      region->token, why, why_bytes);
+    region->kind = KVT_REGION_CUDA_IPC;
+    kvt_gpu_pool_handle(link->gpu, rank, region->cuda_ipc.handle, region->cuda_ipc.device_uuid);
+    return 0;
+}
+
 static int add_region(struct bench_link *link, struct call *call, uint32_t rank)
 {
     struct kvt_req_attach *req = &call->op->req.attach;
     char why[160] = "";
-    int r = kvt_client_send_region(link->client, link->memory->memfds[rank], link->memory->bytes,
-                                   req->regions[0].token, why, sizeof(why));
+    int r = say_memory(link, rank, &req->regions[0], why, sizeof(why));
 
     req->layouts = make_layouts(link, &call->arena);
     if (r == 0 && req->layouts == NULL)

@@ -4,12 +4,14 @@
 
 #include "proto/client/client.h"
 #include "tools/kvtier-bench/bench.h"
+#include "tools/kvtier-bench/gpu/gpu_pool.h"
 #include "tools/lib/kv_memory.h"
 
 struct bench_link {
     const struct kvt_bench_options *options;
     const struct kvt_model *model;
     const struct kvt_kv_memory *memory; /* what ranks declare */
+    const struct kvt_gpu_pool *gpu;     /* NULL: the memory is memfds */
     struct kvt_client *client;
     struct kvt_handle ns;
     uint8_t fingerprint[KVT_FINGERPRINT_BYTES];

@@ -14,6 +14,7 @@
 #include "daemon/base/clock.h"
 #include "proto/client/client.h"
 #include "tools/kvtier-bench/bench.h"
+#include "tools/kvtier-bench/gpu/gpu_pool.h"
 #include "tools/lib/json.h"
 #include "tools/lib/progress.h"
 #include "tools/lib/synth.h"
@@ -431,6 +432,10 @@ int main(int argc, char **argv)
         return r - 1;
     if (kvt_model_make(&model, &options.model, why, sizeof(why)) != 0) {
         fprintf(stderr, "kvtier-bench: %s\n", why);
+        return 2;
+    }
+    if (options.is_on_gpu && kvt_gpu_pool_why_not() != NULL) {
+        fprintf(stderr, "kvtier-bench: --memory cuda: %s\n", kvt_gpu_pool_why_not());
         return 2;
     }
     if (make_workload(&options, &workload) != 0)

@@ -36,6 +36,8 @@ enum option_id {
     OPT_KILL_RANK,
     OPT_LATE,
     OPT_POOL_BYTES,
+    OPT_MEMORY,
+    OPT_GPU,
     OPT_DEADLINE,
     OPT_NAMESPACE,
     OPT_JSON,
@@ -80,6 +82,8 @@ static const struct option long_options[] = {
     {"kill-rank-every", required_argument, NULL, OPT_KILL_RANK},
     {"late-us", required_argument, NULL, OPT_LATE},
     {"pool-bytes", required_argument, NULL, OPT_POOL_BYTES},
+    {"memory", required_argument, NULL, OPT_MEMORY},
+    {"gpu", required_argument, NULL, OPT_GPU},
     {"deadline", required_argument, NULL, OPT_DEADLINE},
     {"namespace", required_argument, NULL, OPT_NAMESPACE},
     {"json", no_argument, NULL, OPT_JSON},
@@ -137,6 +141,8 @@ static const char load_text[] =
     "  --cancel-every N         cancel every N-th Promote in the middle\n"
     "  --pool-bytes SIZE        engine's block pool of one rank (default: what it needs; of a\n"
     "                           paged engine: a quarter of that, and one request)\n"
+    "  --memory memfd|cuda      where these pools are: shared memory, or a GPU's (default memfd)\n"
+    "  --gpu N                  which GPU, as CUDA counts them (default 0)\n"
     "  --store-output           store answers too, not only prompts\n"
     "  --match-whole            let a prompt hit whole; engines leave its last token to compute\n"
     "  --no-cursors             send all tokens each time\n"
@@ -300,6 +306,13 @@ static int take_load(struct kvt_bench_options *options, int id, const char *name
         return parse_u32(name, arg, 0, 1000000, &options->late_us);
     case OPT_POOL_BYTES:
         return parse_number(name, arg, (struct number){1, 1ull << 46, true}, &options->pool_bytes);
+    case OPT_MEMORY:
+        options->is_on_gpu = strcmp(arg, "cuda") == 0;
+        return options->is_on_gpu || strcmp(arg, "memfd") == 0
+                   ? 0
+                   : bad("is one of memfd, cuda", name, arg);
+    case OPT_GPU:
+        return parse_u32(name, arg, 0, 1024, &options->gpu);
     case OPT_DEADLINE:
         r = parse_number(name, arg, (struct number){1, 3600000, false}, &ms);
         options->deadline_ns = ms * KVT_NS_PER_MS;

@@ -124,7 +124,8 @@ struct paged_blocks {
 
 /* paged_blocks.c */
 KVT_MUST_USE int paged_blocks_init(struct paged_blocks *blocks, struct bench_engine *engine,
-                                   struct kvt_bench_stats *stats, uint64_t count);
+                                   struct kvt_bench_stats *stats, uint64_t count,
+                                   struct kvt_kv_store *store);
 void paged_blocks_deinit(struct paged_blocks *blocks);
 /* As kvt_block_pool_take; what was written to free blocks is counted. */
 KVT_MUST_USE bool paged_blocks_take(struct paged_blocks *blocks, uint32_t component, uint64_t count,

@@ -7,12 +7,13 @@
 #include "tools/lib/oracle.h"
 
 int paged_blocks_init(struct paged_blocks *blocks, struct bench_engine *engine,
-                      struct kvt_bench_stats *stats, uint64_t count)
+                      struct kvt_bench_stats *stats, uint64_t count, struct kvt_kv_store *store)
 {
     int r;
 
     *blocks = (struct paged_blocks){.engine = engine, .stats = stats};
-    r = kvt_kv_memory_init(&blocks->memory, engine->model, count, engine->options->is_verifying);
+    r = kvt_kv_memory_init_store(&blocks->memory, engine->model, count,
+                                 engine->options->is_verifying, store);
     if (r == 0)
         r = kvt_block_pool_init(&blocks->pool, count, engine->options->seed + engine->engine_idx);
     blocks->blocks = kvt_alloc_zeroed(count, sizeof(*blocks->blocks));

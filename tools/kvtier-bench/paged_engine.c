@@ -386,7 +386,7 @@ static int make_blocks(struct paged_engine *paged)
         bench_give_up(engine, 2, why);
         return -EINVAL;
     }
-    return paged_blocks_init(&paged->blocks, engine, &paged->stats, count);
+    return paged_blocks_init(&paged->blocks, engine, &paged->stats, count, bench_store_of(engine));
 }
 
 static int find_own(struct paged_engine *paged)
@@ -434,6 +434,8 @@ static int run(struct paged_engine *paged)
         r = find_own(paged);
     if (r == 0)
         r = paged_jobs_init(&paged->jobs, engine, &paged->blocks.memory, engine->blocks_max + 1);
+    if (r == 0)
+        r = bench_memory_make(engine, &paged->blocks.memory);
     if (r < 0)
         return r;
     kvt_client_library_init(); /* the ranks were forked before */

@@ -317,10 +317,19 @@ int paged_rank_run(const struct paged_rank_seat *seat)
     if (rank == NULL || pthread_mutex_init(&rank->lock, NULL) != 0)
         return 1;
     rank->seat = seat;
-    rank->link = (struct bench_link){
-        .options = engine->options, .model = engine->model, .memory = seat->memory};
+    rank->link = (struct bench_link){.options = engine->options,
+                                     .model = engine->model,
+                                     .memory = seat->memory,
+                                     .gpu = engine->gpu};
     kvt_client_library_init();
-    r = bench_link_open(&rank->link);
+    r = kvt_kv_memory_join(seat->memory);
+    if (r < 0)
+        (void)snprintf(rank->link.why, sizeof(rank->link.why), "the engine's memory: %s",
+                       strerror(-r));
+    if (r < 0)
+        rank->link.exit_status = 1;
+    if (r == 0)
+        r = bench_link_open(&rank->link);
     if (r == 0)
         r = bench_link_attach(&rank->link, seat->jobs->engine_id, seat->rank, &rank->session);
     if (r == 0)
@@ -330,6 +339,7 @@ int paged_rank_run(const struct paged_rank_seat *seat)
     rank->session.session = kvt_session_detach(rank->session.session);
     bench_link_close(&rank->link);
     kvt_client_library_deinit();
+    engine->gpu = kvt_gpu_pool_free(engine->gpu);
     r = rank->link.exit_status;
     kvt_free(rank);
     return r;

@@ -18,7 +18,7 @@ uint64_t kvt_bench_pool_blocks(const struct kvt_model *model,
 }
 
 int kvt_bench_pool_init(struct kvt_bench_pool *pool, const struct kvt_model *model,
-                        uint64_t engine_blocks, uint64_t seed)
+                        uint64_t engine_blocks, uint64_t seed, struct kvt_kv_store *store)
 {
     int r;
 
@@ -27,7 +27,7 @@ int kvt_bench_pool_init(struct kvt_bench_pool *pool, const struct kvt_model *mod
     if (r == 0)
         r = kvt_block_pool_init(&pool->ids, engine_blocks, seed);
     if (r == 0)
-        r = kvt_kv_memory_init(&pool->memory, model, engine_blocks, false);
+        r = kvt_kv_memory_init_store(&pool->memory, model, engine_blocks, false, store);
     if (r < 0)
         kvt_bench_pool_deinit(pool);
     return r;

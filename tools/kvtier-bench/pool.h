@@ -17,9 +17,10 @@ struct kvt_bench_pool {
 /* Engine blocks that hold so many blocks of ours of each component, the null block included. */
 uint64_t kvt_bench_pool_blocks(const struct kvt_model *model,
                                const uint64_t blocks[KVT_COMPONENTS_MAX]);
-/* @engine_blocks of the engine. -errno, or 0. */
+/* @engine_blocks of the engine, in memfds or in @store. -errno, or 0. */
 KVT_MUST_USE int kvt_bench_pool_init(struct kvt_bench_pool *pool, const struct kvt_model *model,
-                                     uint64_t engine_blocks, uint64_t seed);
+                                     uint64_t engine_blocks, uint64_t seed,
+                                     struct kvt_kv_store *store);
 void kvt_bench_pool_deinit(struct kvt_bench_pool *pool);
 
 /* Engine blocks for one block of ours: engine_blocks_per_block ids. false: the pool is empty. */

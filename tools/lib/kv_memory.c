@@ -48,8 +48,21 @@ static int map_rank(struct kvt_kv_memory *memory, uint32_t rank)
     return 0;
 }
 
+static void guard_all(struct kvt_kv_memory *memory)
+{
+    for (uint32_t rank = 0; rank < memory->model->ranks && memory->has_guards; rank++)
+        for (uint64_t id = 0; id < memory->blocks_count; id++)
+            kvt_kv_memory_guard(memory, rank, id);
+}
+
 int kvt_kv_memory_init(struct kvt_kv_memory *memory, const struct kvt_model *model,
                        uint64_t blocks_count, bool has_guards)
+{
+    return kvt_kv_memory_init_store(memory, model, blocks_count, has_guards, NULL);
+}
+
+int kvt_kv_memory_init_store(struct kvt_kv_memory *memory, const struct kvt_model *model,
+                             uint64_t blocks_count, bool has_guards, struct kvt_kv_store *store)
 {
     int r = 0;
 
@@ -58,19 +71,37 @@ int kvt_kv_memory_init(struct kvt_kv_memory *memory, const struct kvt_model *mod
         .blocks_count = blocks_count,
         .page_bytes = page_bytes_of(model),
         .bytes = blocks_count * kvt_kv_memory_block_bytes(model),
+        .store = store,
+        .has_guards = has_guards,
     };
     for (uint32_t rank = 0; rank < KVT_RANKS_MAX; rank++)
         memory->memfds[rank] = -1;
-    for (uint32_t rank = 0; rank < model->ranks && r == 0; rank++)
+    for (uint32_t rank = 0; store == NULL && rank < model->ranks && r == 0; rank++)
         r = map_rank(memory, rank);
     if (r < 0) {
         kvt_kv_memory_deinit(memory);
         return r;
     }
-    for (uint32_t rank = 0; rank < model->ranks && has_guards; rank++)
-        for (uint64_t id = 0; id < blocks_count; id++)
-            kvt_kv_memory_guard(memory, rank, id);
+    if (store == NULL)
+        guard_all(memory);
     return 0;
+}
+
+int kvt_kv_memory_make(struct kvt_kv_memory *memory)
+{
+    int r;
+
+    if (memory->store == NULL)
+        return 0;
+    r = memory->store->make(memory->store, memory->model->ranks, memory->bytes);
+    if (r == 0)
+        guard_all(memory);
+    return r;
+}
+
+int kvt_kv_memory_join(const struct kvt_kv_memory *memory)
+{
+    return memory->store == NULL ? 0 : memory->store->join(memory->store);
 }
 
 void kvt_kv_memory_deinit(struct kvt_kv_memory *memory)
@@ -93,11 +124,80 @@ uint64_t kvt_kv_memory_piece_offset(const struct kvt_kv_memory *memory, uint32_t
            (uint64_t)(piece % 2) * memory->model->components[component].piece_bytes;
 }
 
-static uint8_t *page_of(const struct kvt_kv_memory *memory, uint32_t rank, uint64_t id,
-                        uint32_t layer)
+/* Bytes [begin, end) of each page of an engine block: where they lie, or what a store brought. */
+struct view {
+    const struct kvt_kv_memory *memory;
+    struct kvt_kv_pages pages;
+    uint8_t *at;
+    size_t stride;
+};
+
+static struct view view_open(const struct kvt_kv_memory *memory, uint32_t rank, uint64_t id,
+                             size_t begin, size_t end)
 {
-    KVT_ASSERT(rank < memory->model->ranks && id < memory->blocks_count);
-    return memory->bases[rank] + (layer * memory->blocks_count + id) * memory->page_bytes;
+    struct view view = {.memory = memory,
+                        .pages = {.rank = rank,
+                                  .count = memory->model->layers,
+                                  .bytes_each = (uint32_t)(end - begin),
+                                  .offset_bytes = id * memory->page_bytes + begin,
+                                  .stride_bytes = memory->blocks_count * memory->page_bytes}};
+
+    KVT_ASSERT(rank < memory->model->ranks && id < memory->blocks_count && begin <= end);
+    if (memory->store == NULL) {
+        view.at = memory->bases[rank] + view.pages.offset_bytes;
+        view.stride = view.pages.stride_bytes;
+        return view;
+    }
+    view.pages.bytes = kvt_alloc_aligned(64, (size_t)view.pages.count * (end - begin) + 64);
+    KVT_ASSERT(view.pages.bytes != NULL);
+    view.at = view.pages.bytes;
+    view.stride = end - begin;
+    return view;
+}
+
+/* What cannot be had is zeros, which are nobody's bytes. */
+static struct view view_read(const struct kvt_kv_memory *memory, uint32_t rank, uint64_t id,
+                             size_t begin, size_t end)
+{
+    struct view view = view_open(memory, rank, id, begin, end);
+
+    if (memory->store != NULL && begin < end &&
+        memory->store->move(memory->store, &view.pages, false) < 0)
+        memset(view.at, 0, view.stride * view.pages.count);
+    return view;
+}
+
+static void view_close(struct view *view)
+{
+    kvt_free(view->pages.bytes);
+}
+
+/* A write that fails is seen when the block is read. */
+static void view_write(struct view *view)
+{
+    struct kvt_kv_store *store = view->memory->store;
+
+    if (store != NULL)
+        (void)store->move(store, &view->pages, true);
+    view_close(view);
+}
+
+static uint8_t *page_at(const struct view *view, uint32_t layer)
+{
+    return view->at + layer * view->stride;
+}
+
+/* Of a view from the page's begin. */
+static uint8_t *piece_at(const struct view *view, const struct kvt_model_component *component,
+                         uint32_t piece)
+{
+    return page_at(view, piece / 2) + (size_t)(piece % 2) * component->piece_bytes;
+}
+
+static struct view payload_read(const struct kvt_kv_memory *memory, const struct kvt_kv_part *part)
+{
+    return view_read(memory, part->rank, part->id, 0,
+                     (size_t)2 * memory->model->components[part->component].piece_bytes);
 }
 
 static uint64_t guard_key(uint32_t rank, uint64_t id)
@@ -115,13 +215,6 @@ static uint64_t payload_at(const struct kvt_model_component *component,
            component->piece_bytes;
 }
 
-static uint8_t *piece_of(const struct kvt_kv_memory *memory, const struct kvt_kv_part *part,
-                         uint32_t piece)
-{
-    return page_of(memory, part->rank, part->id, piece / 2) +
-           (size_t)(piece % 2) * memory->model->components[part->component].piece_bytes;
-}
-
 /* As the engine computes it. */
 static void fill_piece(const struct kvt_model_component *component, const struct kvt_kv_part *part,
                        uint32_t piece, uint8_t *ret_bytes)
@@ -136,8 +229,12 @@ void kvt_kv_memory_fill(const struct kvt_kv_memory *memory, const struct kvt_kv_
 {
     const struct kvt_model_component *component = &memory->model->components[part->component];
 
+    struct view view =
+        view_open(memory, part->rank, part->id, 0, (size_t)2 * component->piece_bytes);
+
     for (uint32_t piece = 0; piece < component->pieces_count; piece++)
-        fill_piece(component, part, piece, piece_of(memory, part, piece));
+        fill_piece(component, part, piece, piece_at(&view, component, piece));
+    view_write(&view);
 }
 
 /* What a piece of a quantised component may be: as it was computed, and after each conversion. One
@@ -188,14 +285,16 @@ static uint64_t count_wrong_quantised(const struct kvt_kv_memory *memory,
 {
     const struct kvt_model_component *component = &memory->model->components[part->component];
     struct forms forms = forms_new(component->piece_bytes);
+    struct view view = payload_read(memory, part);
     uint64_t wrong[FORMS] = {0}, least = UINT64_MAX;
 
     for (uint32_t piece = 0; piece < component->pieces_count; piece++) {
         forms_make(&forms, component, part, piece);
         for (uint32_t i = 0; i < FORMS; i++)
-            wrong[i] +=
-                count_different(piece_of(memory, part, piece), forms.at[i], component->piece_bytes);
+            wrong[i] += count_different(piece_at(&view, component, piece), forms.at[i],
+                                        component->piece_bytes);
     }
+    view_close(&view);
     kvt_free(forms.at[0]);
     for (uint32_t i = part->may_be_computed ? 0 : 1; i < FORMS; i++)
         least = KVT_MIN(least, wrong[i]);
@@ -207,12 +306,15 @@ uint64_t kvt_kv_memory_count_wrong(const struct kvt_kv_memory *memory,
 {
     const struct kvt_model_component *component = &memory->model->components[part->component];
     uint64_t wrong = 0;
+    struct view view;
 
     if (component->quant.kind != KVT_QUANT_NONE)
         return count_wrong_quantised(memory, part);
+    view = payload_read(memory, part);
     for (uint32_t piece = 0; piece < component->pieces_count; piece++)
         wrong += kvt_oracle_count_wrong(part->key, payload_at(component, part, piece),
-                                        piece_of(memory, part, piece), component->piece_bytes);
+                                        piece_at(&view, component, piece), component->piece_bytes);
+    view_close(&view);
     return wrong;
 }
 
@@ -221,11 +323,12 @@ uint64_t kvt_kv_memory_count_spilled(const struct kvt_kv_memory *memory,
 {
     size_t used = (size_t)2 * memory->model->components[part->component].piece_bytes;
     uint64_t key = guard_key(part->rank, part->id), spilled = 0;
+    struct view view = view_read(memory, part->rank, part->id, used, memory->page_bytes);
 
     for (uint32_t layer = 0; layer < memory->model->layers; layer++)
         spilled += kvt_oracle_count_wrong(key, (uint64_t)layer * memory->page_bytes + used,
-                                          page_of(memory, part->rank, part->id, layer) + used,
-                                          memory->page_bytes - used);
+                                          page_at(&view, layer), memory->page_bytes - used);
+    view_close(&view);
     return spilled;
 }
 
@@ -253,11 +356,12 @@ static uint64_t count_stray_quantised(const struct kvt_kv_memory *memory,
     const struct kvt_model_component *component = &memory->model->components[part->component];
     struct forms forms = forms_new(component->piece_bytes);
     uint8_t *guard = kvt_alloc_aligned(16, component->piece_bytes);
+    struct view view = payload_read(memory, part);
     uint64_t stray = 0;
 
     KVT_ASSERT(guard != NULL);
     for (uint32_t piece = 0; piece < component->pieces_count; piece++) {
-        const uint8_t *at = piece_of(memory, part, piece);
+        const uint8_t *at = piece_at(&view, component, piece);
 
         forms_make(&forms, component, part, piece);
         kvt_oracle_fill(guard_key(part->rank, part->id),
@@ -272,6 +376,7 @@ static uint64_t count_stray_quantised(const struct kvt_kv_memory *memory,
             stray += !is_known;
         }
     }
+    view_close(&view);
     kvt_free(guard);
     kvt_free(forms.at[0]);
     return stray;
@@ -283,34 +388,42 @@ uint64_t kvt_kv_memory_count_stray(const struct kvt_kv_memory *memory,
     const struct kvt_model_component *component = &memory->model->components[part->component];
     uint64_t keys[2] = {part->key, guard_key(part->rank, part->id)};
     uint64_t stray = kvt_kv_memory_count_spilled(memory, part);
+    struct view view;
 
     if (component->quant.kind != KVT_QUANT_NONE)
         return stray + count_stray_quantised(memory, part);
+    view = payload_read(memory, part);
     for (uint32_t piece = 0; piece < component->pieces_count; piece++) {
         size_t in_page = (size_t)(piece % 2) * component->piece_bytes;
         uint64_t offset_bytes[2] = {payload_at(component, part, piece),
                                     (uint64_t)(piece / 2) * memory->page_bytes + in_page};
 
-        stray += count_neither(page_of(memory, part->rank, part->id, piece / 2) + in_page,
-                               component->piece_bytes, keys, offset_bytes);
+        stray += count_neither(piece_at(&view, component, piece), component->piece_bytes, keys,
+                               offset_bytes);
     }
+    view_close(&view);
     return stray;
 }
 
 void kvt_kv_memory_guard(const struct kvt_kv_memory *memory, uint32_t rank, uint64_t id)
 {
+    struct view view = view_open(memory, rank, id, 0, memory->page_bytes);
+
     for (uint32_t layer = 0; layer < memory->model->layers; layer++)
         kvt_oracle_fill(guard_key(rank, id), (uint64_t)layer * memory->page_bytes,
-                        page_of(memory, rank, id, layer), memory->page_bytes);
+                        page_at(&view, layer), memory->page_bytes);
+    view_write(&view);
 }
 
 uint64_t kvt_kv_memory_count_unguarded(const struct kvt_kv_memory *memory, uint32_t rank,
                                        uint64_t id)
 {
+    struct view view = view_read(memory, rank, id, 0, memory->page_bytes);
     uint64_t wrong = 0;
 
     for (uint32_t layer = 0; layer < memory->model->layers; layer++)
         wrong += kvt_oracle_count_wrong(guard_key(rank, id), (uint64_t)layer * memory->page_bytes,
-                                        page_of(memory, rank, id, layer), memory->page_bytes);
+                                        page_at(&view, layer), memory->page_bytes);
+    view_close(&view);
     return wrong;
 }

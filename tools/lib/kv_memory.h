@@ -11,10 +11,29 @@
  * A free block holds a guard pattern of its own (its rank and id), so a write to a block that no op
  * owned is seen: when it is taken, and in what it leaves beside the payload when it is given back.
  * One part is one engine block's share of a block of ours. Reading and writing a block is the
- * business of whoever holds it; any process that inherited the mapping may. */
+ * business of whoever holds it; any process that inherited the mapping may.
+ *
+ * Or the memory lies elsewhere, where this process cannot touch it (a GPU): then a store moves the
+ * pages of a block here and back, and everything else is the same. */
 #pragma once
 
 #include "tools/lib/model.h"
+
+struct kvt_kv_pages { /* of one engine block: the same part of each of its pages */
+    uint32_t rank, count, bytes_each;
+    uint64_t offset_bytes, stride_bytes; /* in the rank's memory */
+    uint8_t *bytes;                      /* here, one after another */
+};
+
+struct kvt_kv_store {
+    /* In the process whose memory it is, once; what is forked afterwards cannot use it. */
+    int (*make)(struct kvt_kv_store *store, uint32_t ranks, uint64_t bytes_each);
+    /* In a process that was forked before; waits until it is made. */
+    int (*join)(struct kvt_kv_store *store);
+    /* Any thread of a process that made or joined it. -errno, or 0. */
+    int (*move)(struct kvt_kv_store *store, const struct kvt_kv_pages *pages, bool is_write);
+    const char *(*why)(const struct kvt_kv_store *store); /* what failed; "" */
+};
 
 struct kvt_kv_memory {
     const struct kvt_model *model; /* NULL: nothing here */
@@ -23,11 +42,20 @@ struct kvt_kv_memory {
     uint64_t bytes;                /* of one rank */
     int memfds[KVT_RANKS_MAX];
     uint8_t *bases[KVT_RANKS_MAX];
+    struct kvt_kv_store *store; /* NULL: it is the memfds */
+    bool has_guards;
 };
 
 /* -errno, or 0; every block of every rank holds its guard pattern when @has_guards. */
 KVT_MUST_USE int kvt_kv_memory_init(struct kvt_kv_memory *memory, const struct kvt_model *model,
                                     uint64_t blocks_count, bool has_guards);
+/* The same in a store: nothing is in it before kvt_kv_memory_make. @store NULL: as init. */
+KVT_MUST_USE int kvt_kv_memory_init_store(struct kvt_kv_memory *memory,
+                                          const struct kvt_model *model, uint64_t blocks_count,
+                                          bool has_guards, struct kvt_kv_store *store);
+/* The owner, when it forks no more; the others. Without a store: nothing. -errno, or 0. */
+KVT_MUST_USE int kvt_kv_memory_make(struct kvt_kv_memory *memory);
+KVT_MUST_USE int kvt_kv_memory_join(const struct kvt_kv_memory *memory);
 void kvt_kv_memory_deinit(struct kvt_kv_memory *memory); /* idempotent */
 
 /* Bytes of one rank and one engine block, its pages' rest included. */
