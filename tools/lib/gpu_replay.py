@@ -1,0 +1,120 @@
+"""A daemon with L1 in GPU memory under engines whose pools are GPU memory, too: how tools/gpu-check
+ends. Every byte is verified, engines and ranks are killed. The result is rows like those of
+kvtier-gpu-check."""
+import json
+import subprocess
+import time
+
+from scratch import Broken, ScratchDaemon, bench_finish
+
+MIB = 1 << 20
+PART = "replay"
+SECONDS_MIN = 5  # a run is not begun with less
+
+# Name, arguments of kvtier-bench.
+RUNS = (
+    ("one engine", ["--preset", "window", "--concurrency", "4"]),
+    ("quantised to FP8", ["--preset", "window", "--quantise", "fp8_e4m3"]),
+    ("paged engines of two ranks, killed", [
+        "--paged", "--preset", "hybrid", "--ranks", "2", "--concurrency", "4", "--store-output",
+        "--engines", "2", "--kill-engine-every", "40", "--kill-rank-every", "30",
+        "--abort-every", "7", "--cancel-every", "9"]),
+)
+
+
+class Sizes:
+    """Of tiers and models: large enough for a GPU to have something to do, or small."""
+
+    def __init__(self, is_small):
+        self.l1 = (8 if is_small else 512) * MIB
+        self.l2 = (16 if is_small else 512) * MIB
+        self.l3 = (64 if is_small else 1024) * MIB
+        self.staging = (2 if is_small else 64) * MIB
+        self.headroom = (1 if is_small else 256) * MIB
+        self.limit = 60 if is_small else 400
+        self.layers = 2 if is_small else 16
+        self.bytes_per_token = 96 if is_small else 4096
+
+
+def start_daemon(programs, sizes, device):
+    daemon = ScratchDaemon(programs.build, 0, sizes.l2, sizes.l3, settings=[
+        "stop.drain=false", "tiers.l1.backend=cuda", f"tiers.l1.gpus={device}",
+        f"tiers.l1.bytes={sizes.l1}B", f"tiers.l1.staging={sizes.staging}B",
+        f"tiers.l1.headroom={sizes.headroom}B"])
+    daemon.program = programs.daemon
+    return daemon
+
+
+def arguments_of(daemon, sizes, device, name, more):
+    return ["synth", "--socket", daemon.socket, "--memory", "cuda", "--gpu", str(device),
+            "--namespace", name, "--limit", str(sizes.limit), "--layers", str(sizes.layers),
+            "--bytes-per-token", str(sizes.bytes_per_token), "--window", "300", "--state-bytes",
+            "1600", "--deadline", "60000", "--quiet", *more]
+
+
+def row_of(name, status, result):
+    wrong = result["wrong_bytes"] + result.get("stray_bytes", 0)
+    row = {"part": PART, "name": name, "cases": result["verified_blocks"], "wrong_bytes": wrong,
+           "verdict": "ok"}
+    hits = result["hit_tokens_by_tier"]
+    row["text"] = "tokens hit: " + ", ".join(f"{tier} {hits[tier]}" for tier in hits)
+    if wrong > 0:
+        row["verdict"] = "WRONG BYTES"
+    elif status != 0:
+        row["verdict"] = "FAILED"
+        row["text"] = f"kvtier-bench ended with status {status}"
+    elif row["cases"] == 0 or hits["L1"] == 0:
+        row["verdict"] = "FAILED"
+        row["text"] = "nothing came from L1: nothing was tried"
+    return row
+
+
+def failed(name, text):
+    return {"part": PART, "name": name, "verdict": "FAILED", "text": text}
+
+
+def run_one(programs, daemon, sizes, device, name, more, seconds):
+    arguments = arguments_of(daemon, sizes, device, name, more)
+    bench = subprocess.Popen([programs.bench, *arguments, "--json"], stdout=subprocess.PIPE)
+    try:
+        bench.wait(seconds)
+    except subprocess.TimeoutExpired:
+        bench.terminate()
+        bench.communicate()
+        return failed(name, f"not done in {seconds:.0f} s")
+    return row_of(name, *bench_finish(bench))
+
+
+def check_gpu(daemon):
+    """A row of the GPU after all of it."""
+    gpus = json.loads(daemon.ctl("stats", "--json"))["gpus"]
+    row = {"part": PART, "name": "the GPU afterwards", "verdict": "ok", "cases": 1,
+           "wrong_bytes": 0}
+    if not gpus or gpus[0]["state"] != "ok":
+        return failed(row["name"], gpus[0]["why"] if gpus else "the daemon has no GPU")
+    row["text"] = (f"losses {gpus[0]['losses']}, bad checks {gpus[0]['bad_checks']}, "
+                   f"launches {gpus[0]['launches']}")
+    if gpus[0]["bad_checks"] > 0:
+        row["verdict"] = "FAILED"
+    return row
+
+
+def replay(programs, device, is_small, seconds):
+    """Rows. @programs: build, daemon, bench."""
+    end = time.monotonic() + seconds
+    sizes = Sizes(is_small)
+    rows = []
+    try:
+        with start_daemon(programs, sizes, device) as daemon:
+            for name, more in RUNS:
+                left = end - time.monotonic()
+                if left < SECONDS_MIN:
+                    rows.append({"part": PART, "name": name, "verdict": "",
+                                 "text": "no time left for it"})
+                    continue
+                rows.append(run_one(programs, daemon, sizes, device, name, more, left))
+                daemon.check_alive()
+            rows.append(check_gpu(daemon))
+    except Broken as broken:
+        rows.append(failed("the daemon", str(broken)))
+    return rows
