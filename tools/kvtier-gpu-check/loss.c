@@ -64,8 +64,9 @@ int gpu_check_child_loss(struct gpu_check *check)
     check->stream = check->event = NULL; /* gone with the context */
     (void)check->calls->set_device(check->options.device);
     error = check->calls->device_reset();
-    if (error != KVT_CUDA_OK || !gpu_check_open(check)) {
-        printf("gone %s\n", check->calls->error_name(error));
+    /* Also when the reset says no: what counts is whether a new context works. */
+    if (!gpu_check_open(check)) {
+        printf("gone reset: %s\n", check->calls->error_name(error));
         return 0;
     }
     gpu_check_correct(check);
