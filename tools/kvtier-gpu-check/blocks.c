@@ -209,3 +209,29 @@ uint64_t gpu_check_blocks_count_wrong(const struct gpu_check_blocks *blocks, con
     }
     return wrong;
 }
+
+uint64_t gpu_check_blocks_arena_bytes(const struct gpu_check_blocks *blocks)
+{
+    return blocks->slots * kvt_round_up(blocks->payload_bytes, GPU_CHECK_SLOT_ALIGN_BYTES);
+}
+
+uint64_t gpu_check_blocks_count_wrong_slots(const struct gpu_check_blocks *blocks,
+                                            const uint8_t *slots, uint64_t salt)
+{
+    uint64_t slot_bytes = kvt_round_up(blocks->payload_bytes, GPU_CHECK_SLOT_ALIGN_BYTES);
+    uint64_t words = blocks->piece_bytes / sizeof(uint64_t), wrong = 0;
+
+    for (uint32_t slot = 0; slot < blocks->slots; slot++) {
+        const uint64_t *at = (const void *)(slots + slot * slot_bytes);
+
+        for (uint64_t i = 0; i < blocks->payload_bytes / sizeof(*at); i++) {
+            uint64_t part = i / words, piece = part / GPU_CHECK_BLOCKS;
+            uint64_t block = blocks->from[slot][part % GPU_CHECK_BLOCKS];
+            uint64_t word = (piece * blocks->pool_blocks + block) * words + i % words;
+
+            if (at[i] != gpu_check_word(word + 1 + (salt << 40)))
+                wrong += sizeof(*at);
+        }
+    }
+    return wrong;
+}

@@ -59,6 +59,10 @@ KVT_MUST_USE bool gpu_check_blocks_move(struct gpu_check_blocks *blocks, enum gp
 
 /* The content of a pool in memory; @salt: another one for each time. */
 void gpu_check_blocks_fill(const struct gpu_check_blocks *blocks, uint64_t *pool, uint64_t salt);
+/* Of @slots, an arena that all were stored into from such a pool. */
+uint64_t gpu_check_blocks_count_wrong_slots(const struct gpu_check_blocks *blocks,
+                                            const uint8_t *slots, uint64_t salt);
+uint64_t gpu_check_blocks_arena_bytes(const struct gpu_check_blocks *blocks);
 /* After all were loaded. */
 uint64_t gpu_check_blocks_count_wrong(const struct gpu_check_blocks *blocks, const uint64_t *pool,
                                       uint64_t salt);

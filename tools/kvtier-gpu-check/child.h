@@ -2,6 +2,8 @@
  *
  *   child "pool":  -> "pool HANDLE BYTES"          its memory, filled
  *                  <- "check SALT"  -> "wrong N"   bytes that are not what was to be loaded
+ *                  <- "read HANDLE" -> "wrong N"   bytes of the slots, in place, that are not what
+ *                                                  was stored
  *   child "loss":  -> "lost WHAT" | "kept"         what became of its context
  *                  -> "back" | "gone WHAT"         and whether it could be taken back
  *                  -> "wrong N"                    bytes, before and after

@@ -1,7 +1,8 @@
 /* Memory of another process: a child makes a pool and exports it, the device tier opens it, stores
- * its blocks and loads them back. The child is killed in the middle of a load. The next child gets
- * the blocks that the first one had stored: L1 outlives engines. Handles that are none and places
- * outside the memory are refused, and nothing comes of it.
+ * its blocks and loads them back, and the child reads the slots in place. The child is killed in
+ * the middle of a load. The next child gets the blocks that the first one had stored: L1 outlives
+ * engines. Handles that are none and places outside the memory are refused, and nothing comes of
+ * it.
  *
  * What a kill does to the context of the daemon is what CUDA makes of it; when it is lost, it has
  * to come back, and only the blocks may be gone. */
@@ -15,19 +16,63 @@
 #include "tiers/device/device.h"
 #include "tools/kvtier-gpu-check/blocks.h"
 #include "tools/kvtier-gpu-check/child.h"
+#include "tools/lib/table.h"
 
+#define HEX_BYTES (2u * KVT_CUDA_IPC_HANDLE_BYTES + 1)
 #define SALT 1u /* of all children: what one stored, another can load */
 #define LOADS_BEFORE_KILL 3u
 #define BACK_NS_MAX (30u * KVT_NS_PER_S)
 
 /* ---- in the child ---------------------------------------------------------------------------- */
 
+static bool parse_handle(const char *hex, uint8_t *ret_handle)
+{
+    if (strspn(hex, "0123456789abcdef") < HEX_BYTES - 1)
+        return false;
+    for (uint32_t i = 0; i < KVT_CUDA_IPC_HANDLE_BYTES; i++) {
+        const char digits[] = {hex[2 * i], hex[2 * i + 1], '\0'};
+
+        ret_handle[i] = (uint8_t)strtoul(digits, NULL, 16);
+    }
+    return true;
+}
+
+/* An arena of the device tier, as an engine reads it in place: its slots. */
+static bool read_arena(struct gpu_check *check, const struct gpu_check_blocks *blocks,
+                       const char *hex, uint64_t *ret_wrong)
+{
+    struct gpu_check_memory arena = {.bytes = gpu_check_blocks_arena_bytes(blocks)}, own = {0};
+    uint8_t handle[KVT_CUDA_IPC_HANDLE_BYTES];
+    bool is_read = false;
+
+    if (!parse_handle(hex, handle) ||
+        !gpu_check_ok(check, check->calls->ipc_open(handle, &arena.device), "ipc_open") ||
+        !gpu_check_memory_new(check, &own, arena.bytes, true))
+        return false;
+    arena.host = own.host;
+    is_read = gpu_check_download(check, &arena, arena.bytes);
+    if (is_read)
+        *ret_wrong = gpu_check_blocks_count_wrong_slots(blocks, arena.host, SALT);
+    gpu_check_memory_free(check, &own);
+    return gpu_check_ok(check, check->calls->ipc_close(arena.device), "ipc_close") && is_read;
+}
+
+static bool read_pool(struct gpu_check *check, const struct gpu_check_blocks *blocks,
+                      const struct gpu_check_memory *pool, uint64_t *ret_wrong)
+{
+    memset(pool->host, 0, pool->bytes);
+    if (!gpu_check_download(check, pool, pool->bytes))
+        return false;
+    *ret_wrong = gpu_check_blocks_count_wrong(blocks, (void *)pool->host, SALT);
+    return true;
+}
+
 static void say_pool(const struct gpu_check_memory *pool, const uint8_t *handle)
 {
-    printf("pool ");
-    for (uint32_t i = 0; i < KVT_CUDA_IPC_HANDLE_BYTES; i++)
-        printf("%02x", handle[i]);
-    printf(" %" PRIu64 "\n", pool->bytes);
+    char hex[HEX_BYTES];
+
+    printf("pool %s %" PRIu64 "\n", kvt_text_hex(hex, handle, KVT_CUDA_IPC_HANDLE_BYTES),
+           pool->bytes);
     (void)fflush(stdout);
 }
 
@@ -37,6 +82,7 @@ int gpu_check_child_pool(struct gpu_check *check)
     uint8_t handle[KVT_CUDA_IPC_HANDLE_BYTES];
     struct gpu_check_memory pool = {0};
     char line[GPU_CHECK_LINE_BYTES];
+    uint64_t wrong = 0;
 
     if (blocks == NULL)
         return 1;
@@ -49,11 +95,12 @@ int gpu_check_child_pool(struct gpu_check *check)
             say_pool(&pool, handle);
     }
     while (!check->is_broken && fgets(line, sizeof(line), stdin) != NULL) {
-        memset(pool.host, 0, pool.bytes);
-        if (!gpu_check_download(check, &pool, pool.bytes))
+        bool is_done = strncmp(line, "read ", 5) == 0 ? read_arena(check, blocks, line + 5, &wrong)
+                                                      : read_pool(check, blocks, &pool, &wrong);
+
+        if (!is_done)
             break;
-        printf("wrong %" PRIu64 "\n",
-               gpu_check_blocks_count_wrong(blocks, (void *)pool.host, SALT));
+        printf("wrong %" PRIu64 "\n", wrong);
         (void)fflush(stdout);
     }
     gpu_check_memory_free(check, &pool);
@@ -90,9 +137,8 @@ static bool open_tier(struct scene *scene)
     struct kvt_device_config config = {
         .backend = "cuda",
         .gpus = gpus,
-        .bytes = kvt_round_up(scene->blocks.slots * kvt_round_up(scene->blocks.payload_bytes,
-                                                                 GPU_CHECK_SLOT_ALIGN_BYTES),
-                              KVT_HUGE_PAGE_BYTES),
+        .bytes = kvt_round_up(gpu_check_blocks_arena_bytes(&scene->blocks), KVT_HUGE_PAGE_BYTES),
+        .is_export_allowed = true,
         .host_memory = scene->blocks.l2,
         .host_memory_bytes = scene->blocks.l2_bytes,
         .inflight_max = 2 * GPU_CHECK_SLOTS_MAX,
@@ -116,18 +162,11 @@ static bool open_tier(struct scene *scene)
 
 static bool parse_pool(const char *line, struct kvt_device_memory *memory)
 {
-    char hex[2 * KVT_CUDA_IPC_HANDLE_BYTES + 1];
+    char hex[HEX_BYTES];
 
-    static_assert(KVT_CUDA_IPC_HANDLE_BYTES == 64, "the width in the format");
-    if (sscanf(line, "pool %128[0-9a-f] %" SCNu64, hex, &memory->bytes) != 2 ||
-        strlen(hex) != sizeof(hex) - 1)
-        return false;
-    for (uint32_t i = 0; i < KVT_CUDA_IPC_HANDLE_BYTES; i++) {
-        const char digits[] = {hex[2 * i], hex[2 * i + 1], '\0'};
-
-        memory->handle[i] = (uint8_t)strtoul(digits, NULL, 16);
-    }
-    return true;
+    static_assert(HEX_BYTES == 129, "the width in the format");
+    return sscanf(line, "pool %128[0-9a-f] %" SCNu64, hex, &memory->bytes) == 2 &&
+           parse_handle(hex, memory->handle);
 }
 
 static bool start_child(struct scene *scene)
@@ -192,6 +231,27 @@ static void try_bad_regions(struct scene *scene)
     row->cases = 2;
     row->is_failed = at != KVT_REGION_E_OUTSIDE || handle != KVT_REGION_E_HANDLE;
     (void)snprintf(row->text, sizeof(row->text), "%.150s", why);
+}
+
+/* What was stored, read by the child where it lies. */
+static bool try_in_place(struct scene *scene)
+{
+    char hex[HEX_BYTES], line[GPU_CHECK_LINE_BYTES];
+    struct kvt_device_export export;
+    struct gpu_check_row *row;
+    uint64_t wrong;
+
+    if (!kvt_device_export(scene->tier, 0, &export))
+        return failed(scene, "the arena is not exported");
+    (void)snprintf(line, sizeof(line), "read %s\n",
+                   kvt_text_hex(hex, export.handle, KVT_CUDA_IPC_HANDLE_BYTES));
+    if (!gpu_check_child_say(&scene->child, line) || !gpu_check_child_hear(&scene->child) ||
+        sscanf(scene->child.line, "wrong %" SCNu64, &wrong) != 1)
+        return failed(scene, "the other process cannot read in place");
+    row = gpu_check_row(scene->check, "ipc", "another process reads L1 in place");
+    row->cases = scene->blocks.slots;
+    row->wrong_bytes = wrong;
+    return true;
 }
 
 /* Loads, one batch after another, until some came back; then the child is gone, and the rest has to
@@ -299,7 +359,8 @@ void gpu_check_ipc(struct gpu_check *check)
         (void)failed(scene, "a doorbell");
     else if (gpu_check_blocks_open_l2(&scene->blocks) && open_tier(scene) && start_child(scene) &&
              attach(scene) && gpu_check_blocks_move(&scene->blocks, GPU_CHECK_STORE) &&
-             gpu_check_blocks_move(&scene->blocks, GPU_CHECK_LOAD) && child_counts(scene)) {
+             gpu_check_blocks_move(&scene->blocks, GPU_CHECK_LOAD) && child_counts(scene) &&
+             try_in_place(scene)) {
         try_bad_regions(scene);
         if (kill_midway(scene))
             (void)go_on(scene);
