@@ -58,7 +58,9 @@ static void test_lost_and_taken_back(void **state)
     assert_int_equal(load(world, 0, slot), KVT_XFER_OUT_OF_SERVICE);
     assert_int_equal(atomic_load(&world->tier->zones[0].counters->health), KVT_TIER_HEALTH_OUT);
     assert_int_equal(atomic_load(&world->tier->zones[0].counters->incarnation), 1);
+    after.bytes = 4711;
     assert_false(kvt_device_export(world->tier, 0, &after));
+    assert_true(after.bytes == 4711);
     /* The other one works on, with L2, too: that stays pinned, or is again. */
     assert_int_equal(store(world, 1, 1), KVT_XFER_DONE);
     set_world_await(world, 0, 1);

@@ -75,6 +75,7 @@ bool kvt_device_export(const struct kvt_tier *tier, uint32_t zone,
                        struct kvt_device_export *ret_export)
 {
     struct kvt_device_set *set = kvt_device_set_of(tier);
+    struct kvt_device_export exported = {0};
     struct kvt_device_member *member;
     bool is_there;
 
@@ -84,10 +85,13 @@ bool kvt_device_export(const struct kvt_tier *tier, uint32_t zone,
     KVT_ASSERT(pthread_mutex_lock(&set->words) == 0);
     is_there = member->has_export;
     if (is_there)
-        *ret_export = member->exported;
+        exported = member->exported;
     KVT_ASSERT(pthread_mutex_unlock(&set->words) == 0);
-    return is_there && kvt_device_is_served(member) &&
-           ret_export->incarnation == atomic_load_explicit(&member->served, memory_order_seq_cst);
+    if (!is_there || !kvt_device_is_served(member) ||
+        exported.incarnation != atomic_load_explicit(&member->served, memory_order_seq_cst))
+        return false;
+    *ret_export = exported;
+    return true;
 }
 
 bool kvt_device_gpu(const struct kvt_tier *tier, uint32_t idx, struct kvt_device_gpu *ret_gpu)
