@@ -115,7 +115,8 @@ struct gpu_world *gpu_world_new(const struct gpu_world_config *config)
                                         .devices_count = KVT_MAX(config->devices_count, 1u),
                                         .has_executor = config->is_threaded,
                                         .is_landing_late = config->is_landing_late,
-                                        .kernels = kvt_kernels_host()};
+                                        .kernels = config->kernels != NULL ? config->kernels
+                                                                           : kvt_kernels_host()};
 
     world->config = *config;
     config = &world->config;

@@ -20,6 +20,7 @@ struct gpu_world_config {
     uint32_t pool_device;        /* on which the engine's pool is */
     bool is_landing_late;
     uint64_t hang_ns;
+    const struct kvt_kernels *kernels; /* NULL: kvt_kernels_host() */
 };
 
 struct gpu_world {

@@ -5,6 +5,7 @@
 
 #include "daemon/base/clock.h"
 #include "daemon/base/hash.h"
+#include "kernels/shim_tables.h"
 #include "tests/common/cmocka.h"
 #include "tests/common/gpu_world.h"
 
@@ -200,23 +201,43 @@ static void test_other_gpu(void **state)
     all_paths(&config);
 }
 
+static const struct gpu_world_config quantised = {.seed = 5,
+                                                  .crossover_bytes = UINT32_MAX,
+                                                  .piece_bytes = 1024,
+                                                  .quant = {.kind = KVT_QUANT_INT8,
+                                                            .elem = KVT_ELEM_FP16,
+                                                            .order = KVT_ORDER_TOKENS_FIRST,
+                                                            .plane_tokens = 4,
+                                                            .heads = 2,
+                                                            .head_dim = 64}};
+
 static void test_quantised(void **state)
 {
-    struct gpu_world_config config = {.seed = 5,
-                                      .crossover_bytes = UINT32_MAX,
-                                      .piece_bytes = 1024,
-                                      .quant = {.kind = KVT_QUANT_INT8,
-                                                .elem = KVT_ELEM_FP16,
-                                                .order = KVT_ORDER_TOKENS_FIRST,
-                                                .plane_tokens = 4,
-                                                .heads = 2,
-                                                .head_dim = 64}};
+    struct gpu_world_config config = quantised;
 
     (void)state;
     all_paths(&config);
     config.is_unpinned = true;
     config.quant.kind = KVT_QUANT_FP8_E4M3;
     all_paths(&config);
+}
+
+/* What runs on a GPU, on host threads: its kernels and our lists understand each other. */
+static void test_source_of_the_kernels(void **state)
+{
+    struct gpu_world_config config = quantised;
+
+    (void)state;
+    for (uint32_t kind = 0; kind < KVT_SHIM_KINDS; kind++) {
+        config.kernels = kvt_kernels_shim((enum kvt_shim_kind)kind);
+        all_paths(&config);
+        config.quant.kind = KVT_QUANT_NONE;
+        all_paths(&config);
+        config.piece_bytes = 333;
+        all_paths(&config);
+        config.piece_bytes = 1024;
+        config.quant.kind = KVT_QUANT_FP8_E4M3;
+    }
 }
 
 static void test_which_path(void **state)
@@ -287,8 +308,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_scattered),   cmocka_unit_test(test_odd_bytes),
         cmocka_unit_test(test_copy_engine), cmocka_unit_test(test_other_gpu),
-        cmocka_unit_test(test_quantised),   cmocka_unit_test(test_which_path),
-        cmocka_unit_test(test_batched),     cmocka_unit_test(test_threaded),
+        cmocka_unit_test(test_quantised),   cmocka_unit_test(test_source_of_the_kernels),
+        cmocka_unit_test(test_which_path),  cmocka_unit_test(test_batched),
+        cmocka_unit_test(test_threaded),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
