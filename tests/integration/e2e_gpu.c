@@ -148,6 +148,106 @@ static void test_two_engines(const char *program, const char *const settings[], 
     e2e_daemon_stop(&daemon);
 }
 
+/* Where the bytes of a block that was promoted in place are, in this process. */
+static const uint8_t *in_arena(const struct kvt_ans_promote *ans, const uint64_t addresses[],
+                               uint32_t component, uint32_t move, uint64_t bytes)
+{
+    uint64_t offset_bytes = ans->in_place[component].offsets_bytes[move];
+
+    for (uint32_t i = 0; i < ans->arenas_count; i++)
+        if (ans->arenas[i].zone == ans->in_place[component].zones[move] &&
+            offset_bytes + bytes <= ans->arenas[i].bytes)
+            return kvt_fake_cuda_memory(addresses[i] + offset_bytes, bytes);
+    CHECK(false);
+    return NULL;
+}
+
+static void begin_promote(struct e2e_engine *engine, struct kvt_op *op, struct kvt_handle lease)
+{
+    struct kvt_req_promote *req = &op->req.promote;
+
+    e2e_op_again(op, KVT_OP_PROMOTE);
+    req->session = engine->handle;
+    req->lease = lease;
+    for (uint32_t c = 0; c < model.components_count; c++)
+        req->moves_count += e2e_moves(op, &model, 1u << c, TOKENS / model.block_tokens - 8,
+                                      TOKENS / model.block_tokens, &req->moves[c]);
+}
+
+/* All blocks that were told to be in place are what an inline Promote gives; returns how many. */
+static uint32_t compare(const struct kvt_ans_promote *place, const uint64_t addresses[],
+                        const struct kvt_ans_promote *inlined)
+{
+    const uint8_t *wanted = inlined->inline_data;
+    uint32_t count = 0;
+
+    for (uint32_t c = 0; c < model.components_count; c++)
+        for (uint32_t i = 0; i < inlined->moves.count[c]; i++) {
+            uint64_t bytes = model.components[c].bytes;
+
+            if (inlined->moves.results[c][i] != KVT_MOVE_DONE)
+                continue;
+            CHECK(place->moves.results[c][i] == KVT_MOVE_DONE);
+            CHECK(memcmp(in_arena(place, addresses, c, i, bytes), wanted, bytes) == 0);
+            wanted += bytes;
+            count++;
+        }
+    return count;
+}
+
+/* Another process imports the arena and reads blocks there, as long as it has the lease. */
+static void test_in_place(const char *program)
+{
+    struct kvt_op *lookup = e2e_op(KVT_OP_LOOKUP), *place = e2e_op(KVT_OP_PROMOTE);
+    struct kvt_op *inlined = e2e_op(KVT_OP_PROMOTE);
+    const struct kvt_cuda_calls *calls = kvt_cuda_calls();
+    uint64_t addresses[KVT_ZONES_MAX];
+    const char *settings[16] = {"tiers.l1.export=true"};
+    struct e2e_daemon daemon;
+    struct e2e_engine engine, *self = &engine;
+    struct gpu_pool pool;
+    uint32_t tokens[TOKENS];
+
+    for (uint32_t i = 0; l1_on[i] != NULL; i++)
+        settings[i + 1] = l1_on[i];
+    e2e_daemon_start(&daemon, program, settings);
+    open_engine(&engine, &daemon, &pool, 1);
+    e2e_tokens(tokens, TOKENS, 1, 0);
+    CHECK(e2e_store(&engine, &self, 1, tokens, TOKENS) > 0);
+    e2e_lookup_request(&engine, lookup, tokens, TOKENS, true);
+    kvt_client_call(engine.client, lookup);
+    CHECK_CODE(lookup, KVT_CODE_OK);
+    begin_promote(&engine, place, lookup->ans.lookup.lease);
+    place->req.promote.target = KVT_TARGET_L1;
+    place->req.promote.is_in_place = true;
+    kvt_client_call(engine.client, place);
+    CHECK_CODE(place, KVT_CODE_OK);
+    CHECK(place->ans.promote.is_in_place && place->ans.promote.arenas_count == 1);
+    CHECK(calls->ipc_open(place->ans.promote.arenas[0].handle, &addresses[0]) == 0);
+    begin_promote(&engine, inlined, lookup->ans.lookup.lease);
+    inlined->req.promote.wants_inline = true;
+    kvt_client_call(engine.client, inlined);
+    CHECK_CODE(inlined, KVT_CODE_OK);
+    CHECK(compare(&place->ans.promote, addresses, &inlined->ans.promote) >= 8);
+    for (uint32_t seed = 2; seed < 40; seed++) { /* much more than L1 holds */
+        e2e_tokens(tokens, TOKENS, seed, 0);
+        CHECK(e2e_store(&engine, &self, 1, tokens, TOKENS) > 0);
+    }
+    CHECK(compare(&place->ans.promote, addresses, &inlined->ans.promote) >= 8);
+    CHECK(calls->ipc_close(addresses[0]) == 0);
+    e2e_op_again(inlined, KVT_OP_RELEASE);
+    inlined->req.release.session = engine.handle;
+    inlined->req.release.lease = lookup->ans.lookup.lease;
+    kvt_client_call(engine.client, inlined);
+    CHECK_CODE(inlined, KVT_CODE_OK);
+    e2e_expect_idle(&engine);
+    (void)e2e_op_free(lookup);
+    (void)e2e_op_free(place);
+    (void)e2e_op_free(inlined);
+    close_engine(&engine, &pool);
+    e2e_daemon_stop(&daemon);
+}
+
 /* What a client says of its memory is input. */
 static void test_bad_handles(const char *program)
 {
@@ -369,6 +469,7 @@ int main(int argc, char **argv)
     set_fake("devices=1");
     test_two_engines(argv[1], l1_on, 0);
     test_two_engines(argv[1], l1_off, 1);
+    test_in_place(argv[1]);
     test_bad_handles(argv[1]);
     test_killed_engines(argv[1], argv[0]);
     test_losses(argv[1]);
