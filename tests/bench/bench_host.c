@@ -4,8 +4,10 @@
  * the same memories in the same order. Store is CLIENT -> HOST with the checksum, against the best
  * of four arrangements of memcpy and XXH3: one after the other over the whole block, and chunk by
  * chunk with 16, 32 and 64 KiB. Rounds are interleaved and walk through regions larger than the
- * caches. Start is kvt_host_open against populate + lock of as much memory of the same kind. All of
- * it twice: over L2 as this machine gives it, and as tiers.l2.pages: anonymous does, where it does.
+ * caches. Quantised is the same with BF16 that become FP8 E4M3, in GB/s of what the engine has,
+ * against the kernels alone on the same planes (and XXH3 of what they made). Start is kvt_host_open
+ * against populate + lock of as much memory of the same kind. All of it twice: over L2 as this
+ * machine gives it, and as tiers.l2.pages: anonymous does, where it does.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,7 +32,7 @@ struct world {
     struct kvt_region region;
     struct kvt_layout layout;
     struct kvt_layout_piece piece;
-    uint64_t block_bytes, slot_bytes;
+    uint64_t block_bytes, stored_bytes, slot_bytes;
     uint32_t header_bytes, blocks_count;
     uint64_t ids[REGION_BYTES / (256u << 10)];
     struct kvt_xfer xfers[XFERS_MAX];
@@ -88,13 +90,23 @@ static const char *l2_name(enum kvt_host_pages pages)
     return pages == KVT_HOST_PAGES_ANONYMOUS ? "anonymous L2" : "L2";
 }
 
-static void world_shape(struct world *world, uint64_t block_bytes)
+/* Planes of 16 tokens, 8 heads of 128: 32 KiB. */
+static const struct kvt_quant_spec fp8 = {.kind = KVT_QUANT_FP8_E4M3,
+                                          .elem = KVT_ELEM_BF16,
+                                          .order = KVT_ORDER_TOKENS_FIRST,
+                                          .plane_tokens = 16,
+                                          .heads = 8,
+                                          .head_dim = 128};
+
+static void world_shape(struct world *world, uint64_t block_bytes,
+                        const struct kvt_quant_spec *quant)
 {
     uint32_t tokens[BLOCK_TOKENS] = {0};
 
     world->block_bytes = block_bytes;
+    world->stored_bytes = quant == NULL ? block_bytes : kvt_quant_bytes(quant, block_bytes);
     world->header_bytes = kvt_slot_header_bytes(BLOCK_TOKENS);
-    world->slot_bytes = kvt_slot_bytes(BLOCK_TOKENS, block_bytes);
+    world->slot_bytes = kvt_slot_bytes(BLOCK_TOKENS, world->stored_bytes);
     /* Whole calls only, and every slot fits L2. */
     world->blocks_count = (uint32_t)(world->host->capacity_bytes / world->slot_bytes);
     world->blocks_count = KVT_MIN(world->blocks_count, (uint32_t)(REGION_BYTES / block_bytes));
@@ -104,10 +116,13 @@ static void world_shape(struct world *world, uint64_t block_bytes)
         (struct kvt_layout_piece){.bytes = (uint32_t)block_bytes, .stride_bytes = block_bytes};
     world->layout = (struct kvt_layout){
         .pieces_count = 1, .engine_blocks_per_block = 1, .pieces = &world->piece};
+    if (quant != NULL)
+        world->layout.quant = *quant;
     if (kvt_layout_resolve(&world->layout, &world->region, 1, block_bytes) != 0)
         die("layout", -EINVAL);
     for (uint32_t i = 0; i < world->blocks_count; i++) {
-        struct kvt_slot_info info = {.payload_bytes = block_bytes, .block_tokens = BLOCK_TOKENS};
+        struct kvt_slot_info info = {.payload_bytes = world->stored_bytes,
+                                     .block_tokens = BLOCK_TOKENS};
 
         world->ids[i] = i;
         kvt_slot_header_write(kvt_host_memory(world->host) + i * world->slot_bytes, &info, tokens);
@@ -137,7 +152,7 @@ static double call_tier(struct world *world, bool is_store)
         world->xfers[i] = (struct kvt_xfer){
             .src = is_store ? client : host,
             .dst = is_store ? host : client,
-            .key = {.payload_bytes = world->block_bytes, .block_tokens = BLOCK_TOKENS},
+            .key = {.payload_bytes = world->stored_bytes, .block_tokens = BLOCK_TOKENS},
             .header_bytes = world->header_bytes,
             .slot_bytes = world->slot_bytes,
             .deadline_ns = KVT_TIME_NEVER_NS};
@@ -203,6 +218,73 @@ static double call_bare(struct world *world, bool is_load, uint64_t chunk)
     return (double)CALL_BYTES / (double)(kvt_clock_mono_ns() - started_ns);
 }
 
+/* What the kernels need for the same planes, nothing around them. */
+static double call_kernels(struct world *world, bool is_store)
+{
+    uint32_t count = (uint32_t)(CALL_BYTES / world->block_bytes);
+    uint32_t planes = (uint32_t)(world->block_bytes / kvt_quant_plane_bytes(&fp8));
+    uint64_t started_ns = kvt_clock_mono_ns(), sum = 0;
+
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t block = (world->next + i) % world->blocks_count;
+        uint8_t *payload = slot_payload(world, block);
+        struct kvt_quant_job job = {.raw =
+                                        (uintptr_t)world->region.base + block * world->block_bytes,
+                                    .quantised = (uintptr_t)payload,
+                                    .planes_count = planes,
+                                    .end_plane = planes};
+        struct kvt_quant_batch batch = {
+            .spec = fp8, .jobs = (uintptr_t)&job, .jobs_count = 1, .planes_max = planes};
+        int r = is_store ? kvt_kernels_host()->quantise(NULL, &batch)
+                         : kvt_kernels_host()->dequantise(NULL, &batch);
+
+        if (r != 0)
+            die("kernels", r);
+        if (is_store)
+            sum += kvt_hash64(payload, world->stored_bytes, 0);
+    }
+    bench_use(sum);
+    world->next = (world->next + count) % world->blocks_count;
+    return (double)CALL_BYTES / (double)(kvt_clock_mono_ns() - started_ns);
+}
+
+/* A cache has numbers within some powers of two, not any bits. */
+static void make_bf16(struct world *world)
+{
+    uint16_t *elements = (void *)world->region.base;
+
+    for (uint64_t i = 0; i < REGION_BYTES / 2; i++)
+        elements[i] = (uint16_t)((elements[i] & 0x83ffu) | 0x3c00u); /* 2^-7 .. 2 */
+}
+
+static void bench_quantised(struct bench *bench, struct world *world)
+{
+    static const char *const names[] = {"L2 to memfd, 1 MiB blocks, from FP8",
+                                        "memfd to L2, checksum, 1 MiB blocks, as FP8"};
+    static const char *const limits[] = {"the kernels alone", "the kernels, then XXH3"};
+    double tier[2][ROUNDS_MAX], bare[2][ROUNDS_MAX];
+    uint32_t rounds = bench->is_quick ? 3 : ROUNDS_MAX;
+
+    make_bf16(world);
+    world_shape(world, KVT_MIB, &fp8);
+    for (uint32_t i = 0; i < world->blocks_count / (CALL_BYTES / KVT_MIB); i++)
+        (void)call_tier(world, true);
+    for (uint32_t r = 0; r < rounds; r++) {
+        for (uint32_t is_store = 0; is_store < 2; is_store++) {
+            tier[is_store][r] = call_tier(world, is_store);
+            bare[is_store][r] = call_kernels(world, is_store);
+        }
+    }
+    for (uint32_t i = 0; i < 2; i++)
+        bench_row(bench, &(struct bench_row){.name = names[i],
+                                             .value = bench_median(tier[i], rounds),
+                                             .unit = "GB/s",
+                                             .limit_name = limits[i],
+                                             .limit = bench_median(bare[i], rounds),
+                                             .is_least = true,
+                                             .target = 0.9});
+}
+
 static void bench_size(struct bench *bench, struct world *world, const char *name,
                        uint64_t block_bytes)
 {
@@ -215,7 +297,7 @@ static void bench_size(struct bench *bench, struct world *world, const char *nam
     double best = 0, value;
     uint32_t rounds = bench->is_quick ? 3 : ROUNDS_MAX, which = 0;
 
-    world_shape(world, block_bytes);
+    world_shape(world, block_bytes, NULL);
     for (uint32_t i = 0; i < world->blocks_count / (CALL_BYTES / block_bytes); i++)
         (void)call_tier(world, true);
     for (uint32_t r = 0; r < rounds; r++) {
@@ -330,6 +412,8 @@ int main(int argc, char **argv)
             continue;
         for (uint64_t block_bytes = 256 << 10; block_bytes <= 4 << 20; block_bytes *= 4)
             bench_size(&bench, &world, l2_name(pages[i]), block_bytes);
+        if (i == 0)
+            bench_quantised(&bench, &world);
         world_close(&world);
         bench_start(&bench, pages[i]);
     }
