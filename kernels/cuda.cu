@@ -109,8 +109,12 @@ static int launch(const void *kernel, const kvt_shape *shape, void *stream, void
 {
     const dim3 blocks(shape->blocks_x, shape->blocks_y), threads(shape->threads);
 
-    return static_cast<int>(
-        cudaLaunchKernel(kernel, blocks, threads, args, 0, static_cast<cudaStream_t>(stream)));
+    const cudaError_t error =
+        cudaLaunchKernel(kernel, blocks, threads, args, 0, static_cast<cudaStream_t>(stream));
+
+    if (error != cudaSuccess)
+        (void)cudaGetLastError(); /* the caller knows now; nobody is to find it later */
+    return static_cast<int>(error);
 }
 
 static int launch_copy(const void *kernel, void *stream, const kvt_copy_batch *batch)
@@ -145,7 +149,18 @@ static int cuda_check(void *stream, const kvt_check_batch *batch)
     return launch(reinterpret_cast<const void *>(&check_kernel), &shape, stream, args);
 }
 
-/* @kernels: FP16 to FP8, BF16 to FP8, FP16 to INT8, BF16 to INT8. */
+/* FP16 to FP8, BF16 to FP8, FP16 to INT8, BF16 to INT8. */
+static const void *const quantise_kernels[4] = {
+    reinterpret_cast<const void *>(&quantise_kernel<0, 0>),
+    reinterpret_cast<const void *>(&quantise_kernel<1, 0>),
+    reinterpret_cast<const void *>(&quantise_kernel<0, 1>),
+    reinterpret_cast<const void *>(&quantise_kernel<1, 1>)};
+static const void *const dequantise_kernels[4] = {
+    reinterpret_cast<const void *>(&dequantise_kernel<0, 0>),
+    reinterpret_cast<const void *>(&dequantise_kernel<1, 0>),
+    reinterpret_cast<const void *>(&dequantise_kernel<0, 1>),
+    reinterpret_cast<const void *>(&dequantise_kernel<1, 1>)};
+
 static int launch_quant(const void *const kernels[4], void *stream, const kvt_quant_batch *batch)
 {
     const int r = kvt_args_quant(batch);
@@ -160,22 +175,12 @@ static int launch_quant(const void *const kernels[4], void *stream, const kvt_qu
 
 static int cuda_quantise(void *stream, const kvt_quant_batch *batch)
 {
-    const void *const kernels[] = {reinterpret_cast<const void *>(&quantise_kernel<0, 0>),
-                                   reinterpret_cast<const void *>(&quantise_kernel<1, 0>),
-                                   reinterpret_cast<const void *>(&quantise_kernel<0, 1>),
-                                   reinterpret_cast<const void *>(&quantise_kernel<1, 1>)};
-
-    return launch_quant(kernels, stream, batch);
+    return launch_quant(quantise_kernels, stream, batch);
 }
 
 static int cuda_dequantise(void *stream, const kvt_quant_batch *batch)
 {
-    const void *const kernels[] = {reinterpret_cast<const void *>(&dequantise_kernel<0, 0>),
-                                   reinterpret_cast<const void *>(&dequantise_kernel<1, 0>),
-                                   reinterpret_cast<const void *>(&dequantise_kernel<0, 1>),
-                                   reinterpret_cast<const void *>(&dequantise_kernel<1, 1>)};
-
-    return launch_quant(kernels, stream, batch);
+    return launch_quant(dequantise_kernels, stream, batch);
 }
 
 static int cuda_relayout(void *stream, const kvt_relayout *change)
@@ -197,4 +202,31 @@ static const kvt_kernels cuda_kernels = {
 extern "C" const kvt_kernels *kvt_kernels_cuda(void)
 {
     return &cuda_kernels;
+}
+
+static int load(const void *kernel)
+{
+    cudaFuncAttributes attributes;
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+
+    if (error != cudaSuccess)
+        (void)cudaGetLastError();
+    return static_cast<int>(error);
+}
+
+extern "C" int kvt_kernels_cuda_load(void)
+{
+    const void *const kernels[] = {reinterpret_cast<const void *>(&copy_kernel<0>),
+                                   reinterpret_cast<const void *>(&copy_kernel<1>),
+                                   reinterpret_cast<const void *>(&check_kernel),
+                                   reinterpret_cast<const void *>(&relayout_kernel)};
+    int r = 0;
+
+    for (const void *kernel : kernels)
+        r = r != 0 ? r : load(kernel);
+    for (int kind = 0; kind < 4; kind++) {
+        r = r != 0 ? r : load(quantise_kernels[kind]);
+        r = r != 0 ? r : load(dequantise_kernels[kind]);
+    }
+    return r;
 }

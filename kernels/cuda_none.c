@@ -5,3 +5,8 @@ const struct kvt_kernels *kvt_kernels_cuda(void)
 {
     return NULL;
 }
+
+int kvt_kernels_cuda_load(void)
+{
+    return -ENOTSUP;
+}

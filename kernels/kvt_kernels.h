@@ -180,6 +180,11 @@ struct kvt_kernels {
 const struct kvt_kernels *kvt_kernels_host(void);
 const struct kvt_kernels *kvt_kernels_cuda(void); /* NULL: this build has none */
 
+/* Brings the CUDA kernels onto the current device, which the first launch of each would otherwise
+ * do, and wait for. 0, CUDA's error number (209: this build has no code for that GPU), or -ENOTSUP:
+ * this build has none. Not for a thread that may not wait. */
+KVT_MUST_USE int kvt_kernels_cuda_load(void);
+
 #ifdef __cplusplus
 }
 #endif

@@ -47,6 +47,7 @@ static void try_without_gpu(const struct kvt_kernels *kernels)
 
     printf("no GPU here: a launch says %d, %s\n", r, cudaGetErrorString((cudaError_t)r));
     CHECK(r > 0);
+    CHECK(kvt_kernels_cuda_load() == r);
 }
 
 static void try_with_gpu(const struct kvt_kernels *kernels)
@@ -57,6 +58,7 @@ static void try_with_gpu(const struct kvt_kernels *kernels)
 
     CHECK(cudaHostAlloc((void **)&scene, sizeof(*scene), cudaHostAllocMapped) == cudaSuccess);
     CHECK(cudaStreamCreate(&stream) == cudaSuccess);
+    CHECK(kvt_kernels_cuda_load() == 0);
     batch = scene_make(scene);
     CHECK(kernels->gather(stream, &batch) == 0);
     CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
@@ -82,9 +84,10 @@ int main(void)
     CHECK(kernels->quantise(NULL, &(struct kvt_quant_batch){0}) == -EINVAL);
     CHECK(kernels->check(NULL, &(struct kvt_check_batch){.jobs_count = 1, .bytes_max = 1}) ==
           -EINVAL);
-    if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0)
+    if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0) {
         try_with_gpu(kernels);
-    else
-        try_without_gpu(kernels);
+        return 0;
+    }
+    try_without_gpu(kernels);
     return 0;
 }

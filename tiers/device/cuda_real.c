@@ -174,11 +174,15 @@ static int mapped_address(void *memory, uint64_t *ret_address)
     return error;
 }
 
+/* A stream is for kernels, and memory for it is taken where one may wait: so they are brought onto
+ * the device here, not by their first launch on the GPU's thread. Again is nothing to do. */
 static int stream_new(void **ret_stream)
 {
     cudaStream_t stream = NULL;
-    int error = answer(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    int error = kvt_kernels_cuda_load();
 
+    if (error == KVT_CUDA_OK)
+        error = answer(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     if (error == KVT_CUDA_OK)
         *ret_stream = stream;
     return error;
