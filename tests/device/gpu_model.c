@@ -2,6 +2,7 @@
  *
  *   gpu_model run SEED COUNT    so many seeds
  *   gpu_model threads SEED COUNT   with the GPU's own thread, and a thread that does its work
+ *   gpu_model kernels SEED COUNT   with the source of the GPU's kernels, on host threads
  *   gpu_model mutants COUNT     in the build with wait_dropped.c: each wait in turn is dropped, and
  *                               within COUNT seeds the model must see it */
 #include <inttypes.h>
@@ -11,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "kernels/shim_tables.h"
 #include "tests/device/model_world.h"
 #include "tests/device/wait_dropped.h"
 
@@ -42,7 +44,7 @@ static void run_one(const struct world_options *options, uint32_t transfers, uin
     free(world);
 }
 
-static int run(uint64_t seed, uint64_t count, bool is_threaded)
+static int run(uint64_t seed, uint64_t count, bool is_threaded, bool has_shim)
 {
     uint64_t sums[4] = {0};
 
@@ -50,6 +52,7 @@ static int run(uint64_t seed, uint64_t count, bool is_threaded)
         struct world_options options = options_of(seed + i);
 
         options.is_threaded = is_threaded;
+        options.kernels = has_shim ? kvt_kernels_shim(KVT_SHIM_FEW) : NULL;
         run_one(&options, TRANSFERS, sums);
     }
     printf("%" PRIu64 " transfers: %" PRIu64 " done, %" PRIu64 " lost, %" PRIu64 " late\n", sums[0],
@@ -116,9 +119,12 @@ int main(int argc, char **argv)
     if (argc == 3 && strcmp(argv[1], "mutants") == 0)
         return mutants(strtoull(argv[2], NULL, 10));
     if (argc == 4 && strcmp(argv[1], "run") == 0)
-        return run(strtoull(argv[2], NULL, 10), strtoull(argv[3], NULL, 10), false);
+        return run(strtoull(argv[2], NULL, 10), strtoull(argv[3], NULL, 10), false, false);
     if (argc == 4 && strcmp(argv[1], "threads") == 0)
-        return run(strtoull(argv[2], NULL, 10), strtoull(argv[3], NULL, 10), true);
-    fprintf(stderr, "usage: run SEED COUNT | threads SEED COUNT | mutants COUNT\n");
+        return run(strtoull(argv[2], NULL, 10), strtoull(argv[3], NULL, 10), true, false);
+    if (argc == 4 && strcmp(argv[1], "kernels") == 0)
+        return run(strtoull(argv[2], NULL, 10), strtoull(argv[3], NULL, 10), false, true);
+    fprintf(stderr,
+            "usage: run SEED COUNT | kernels SEED COUNT | threads SEED COUNT | mutants COUNT\n");
     return 2;
 }

@@ -108,7 +108,8 @@ static void fake_open(const struct world_options *options)
 {
     struct kvt_fake_cuda_config fake = {.seed = options->seed,
                                         .devices_count = 2,
-                                        .kernels = kvt_kernels_host(),
+                                        .kernels = options->kernels != NULL ? options->kernels
+                                                                            : kvt_kernels_host(),
                                         .is_landing_late = options->is_landing_late,
                                         .has_executor = options->is_threaded};
 

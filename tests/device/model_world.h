@@ -60,7 +60,8 @@ struct world_op {
 struct world_options {
     uint64_t seed;
     bool is_host_pinned, is_landing_late, is_threaded, has_quant;
-    uint32_t lose_every; /* transfers, about; 0: never */
+    const struct kvt_kernels *kernels; /* NULL: the host's */
+    uint32_t lose_every;               /* transfers, about; 0: never */
     /* A call that fails, from kvt_gpu_open on. */
     enum kvt_fake_cuda_call fail_call;
     uint64_t fail_nth; /* 0: none */
