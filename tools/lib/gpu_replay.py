@@ -1,6 +1,6 @@
-"""A daemon with L1 in GPU memory under engines whose pools are GPU memory, too: how tools/gpu-check
-ends. Every byte is verified, engines and ranks are killed. The result is rows like those of
-kvtier-gpu-check."""
+"""A daemon with L1 in GPU memory under engines whose pools are GPU memory, too: a part of
+tools/gpu-check. Every byte is verified, engines and ranks are killed. The result is rows like those
+of kvtier-gpu-check."""
 import subprocess
 import time
 
@@ -32,7 +32,7 @@ class Sizes:
         self.l3 = (64 if is_small else 1024) * MIB
         self.staging = (2 if is_small else 64) * MIB
         self.headroom = (1 if is_small else 256) * MIB
-        self.limit = 60 if is_small else 400
+        self.limit = 60 if is_small else 200
         self.layers = 2 if is_small else 16
         self.bytes_per_token = 96 if is_small else 4096
 
