@@ -31,7 +31,13 @@ static uint64_t next_address(enum fake_memory_kind kind, uint32_t device, uint64
     /* CUDA promises 256 bytes and no more; host memory keeps its place in a page. */
     uint64_t address = *next + (is_host ? 0 : 256 * fake_random(16));
 
-    *next += kvt_round_up(bytes, ADDRESS_GAP_BYTES) + ADDRESS_GAP_BYTES;
+    /* Mappings of large memory of others are often side by side. */
+    if (kind == FAKE_MEMORY_IPC && bytes % KVT_HUGE_PAGE_BYTES == 0) {
+        address = *next;
+        *next += bytes;
+    } else {
+        *next += kvt_round_up(bytes, ADDRESS_GAP_BYTES) + ADDRESS_GAP_BYTES;
+    }
     return address;
 }
 

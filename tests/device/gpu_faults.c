@@ -189,6 +189,93 @@ static void gone(uint64_t seed)
     free(world);
 }
 
+/* ---- layers in allocations of their own ------------------------------------------------------ */
+
+#define LAYERS 2u
+#define LAYER_BLOCKS (KVT_HUGE_PAGE_BYTES / PART_BYTES)
+#define PART_BYTES 16384u
+
+struct layers {
+    struct kvt_fake_cuda_foreign memory[LAYERS];
+    uint64_t addresses[LAYERS];
+    struct kvt_layout_piece pieces[LAYERS];
+    struct kvt_layout layout;
+};
+
+static void layers_open(struct world *world, struct layers *layers)
+{
+    struct kvt_region regions[LAYERS];
+
+    layers->layout = (struct kvt_layout){
+        .pieces_count = LAYERS, .engine_blocks_per_block = 2, .pieces = layers->pieces};
+    for (uint32_t i = 0; i < LAYERS; i++) {
+        kvt_fake_cuda_foreign_new(&layers->memory[i], 0, KVT_HUGE_PAGE_BYTES);
+        if (world->calls->set_device(0) != 0 ||
+            world->calls->ipc_open(layers->memory[i].handle, &layers->addresses[i]) != 0)
+            world_fail(world, "ipc_open");
+        regions[i] = (struct kvt_region){.base = (uint8_t *)(uintptr_t)layers->addresses[i],
+                                         .bytes = KVT_HUGE_PAGE_BYTES,
+                                         .is_gpu = true};
+        layers->pieces[i] = (struct kvt_layout_piece){
+            .region_idx = i, .bytes = PART_BYTES, .stride_bytes = PART_BYTES};
+    }
+    if (layers->addresses[1] != layers->addresses[0] + KVT_HUGE_PAGE_BYTES ||
+        kvt_layout_resolve(&layers->layout, regions, LAYERS, 2 * LAYERS * PART_BYTES) != 0)
+        world_fail(world, "they do not lie side by side");
+}
+
+static void layers_move(struct world *world, struct layers *layers, bool is_in)
+{
+    static const uint64_t blocks[2] = {0, LAYER_BLOCKS - 1};
+    struct kvt_place client = {
+        .kind = KVT_PLACE_CLIENT,
+        .view = {.layout = &layers->layout, .engine_blocks = blocks, .end_piece = LAYERS}};
+    struct kvt_place slot = {.kind = KVT_PLACE_DEVICE, .offset_bytes = world->config.base_bytes};
+    struct kvt_xfer xfer = {.src = is_in ? client : slot,
+                            .dst = is_in ? slot : client,
+                            .key = {.block_id = 7,
+                                    .generation = 7,
+                                    .payload_bytes = layers->layout.payload_bytes,
+                                    .block_tokens = KVT_BLOCK_TOKENS_DEFAULT},
+                            .deadline_ns = UINT64_MAX};
+    struct kvt_xfer *one = &xfer;
+    uint32_t taken;
+
+    if (kvt_tier_submit(world->tier, &one, 1, &taken) != 0)
+        world_fail(world, "it is not taken");
+    while (kvt_tier_reap(world->tier, &one, 1) == 0)
+        (void)kvt_gpu_turn(world->gpu);
+    expect(world, xfer.status, KVT_XFER_DONE, "layers side by side");
+}
+
+/* The last block of a layer touches the first of the next, and a copy through both is none. */
+static void side_by_side(void)
+{
+    struct world *world = damage_open(1, true);
+    struct layers layers;
+    uint64_t last = KVT_HUGE_PAGE_BYTES - PART_BYTES;
+
+    layers_open(world, &layers);
+    for (uint32_t i = 0; i < LAYERS; i++)
+        memset(layers.memory[i].memory, 1 + (int)i, KVT_HUGE_PAGE_BYTES);
+    layers_move(world, &layers, true);
+    for (uint32_t i = 0; i < LAYERS; i++)
+        memset(layers.memory[i].memory, 0, KVT_HUGE_PAGE_BYTES);
+    layers_move(world, &layers, false);
+    for (uint32_t i = 0; i < LAYERS; i++) {
+        const uint8_t *memory = layers.memory[i].memory;
+
+        if (memory[0] != 1 + i || memory[last] != 1 + i || memory[PART_BYTES - 1] != 1 + i ||
+            memory[KVT_HUGE_PAGE_BYTES - 1] != 1 + i || memory[PART_BYTES] != 0 ||
+            memory[last - 1] != 0)
+            world_fail(world, "layer %u is not what it was", i);
+        if (world->calls->set_device(0) != 0 || world->calls->ipc_close(layers.addresses[i]) != 0)
+            world_fail(world, "ipc_close");
+    }
+    world_close(world);
+    free(world);
+}
+
 int main(int argc, char **argv)
 {
     if (argc == 2 && strcmp(argv[1], "once") == 0)
@@ -198,6 +285,7 @@ int main(int argc, char **argv)
     if (argc == 2 && strcmp(argv[1], "damage") == 0) {
         for (uint64_t seed = 0; seed < 12; seed++)
             gone(seed);
+        side_by_side();
         return run_damage();
     }
     fprintf(stderr, "usage: once | sticky | damage\n");
