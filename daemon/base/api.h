@@ -116,7 +116,9 @@ struct kvt_ans_open_namespace {
     struct kvt_handle ns;
     uint8_t fingerprint[KVT_FINGERPRINT_BYTES];
     uint64_t epoch;
-    bool was_known; /* it was there already, of another engine */
+    bool was_known;                            /* it was there already, of another engine */
+    uint32_t components_count;                 /* 0: of a daemon that knows no quantisation */
+    uint64_t stored_bytes[KVT_COMPONENTS_MAX]; /* of what bytes_per_block is of: in a tier */
 };
 
 #define KVT_RANK_NONE UINT32_MAX /* a scheduler without a rank of its own */

@@ -349,7 +349,9 @@ void eng_op_open_namespace(struct kvt_engine *engine, struct kvt_op *op)
     op->ans.open_namespace = (struct kvt_ans_open_namespace){
         .ns = eng_handle(engine, ENG_HANDLE_NS, ns->idx, ns->generation),
         .epoch = ns->epoch,
-        .was_known = was_known};
+        .was_known = was_known,
+        .components_count = ns->components_count};
+    memcpy(op->ans.open_namespace.stored_bytes, ns->stored_bytes, sizeof(ns->stored_bytes));
     memcpy(op->ans.open_namespace.fingerprint, ns->fingerprint, KVT_FINGERPRINT_BYTES);
 }
 

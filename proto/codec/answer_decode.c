@@ -26,6 +26,11 @@ static int decode_open_namespace(struct kvt_op *op, const uint8_t *at, size_t by
                                        ans->fingerprint));
     ans->epoch = in->epoch;
     ans->was_known = in->was_known != 0;
+    KVT_CODEC_TRY(kvt_codec_take_count(op, in->n_stored_bytes_per_block,
+                                       "stored_bytes_per_block (count)", 0, KVT_COMPONENTS_MAX));
+    ans->components_count = (uint32_t)in->n_stored_bytes_per_block;
+    for (uint32_t i = 0; i < ans->components_count; i++)
+        ans->stored_bytes[i] = in->stored_bytes_per_block[i];
     return 0;
 }
 

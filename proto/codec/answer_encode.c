@@ -5,7 +5,7 @@
 
 static ProtobufCMessage *encode_open_namespace(struct kvt_op *op)
 {
-    const struct kvt_ans_open_namespace *ans = &op->ans.open_namespace;
+    struct kvt_ans_open_namespace *ans = &op->ans.open_namespace;
     Kvtier__V1__OpenNamespaceAnswer *out = kvt_arena_alloc(op->arena, sizeof(*out));
 
     if (out == NULL)
@@ -16,6 +16,9 @@ static ProtobufCMessage *encode_open_namespace(struct kvt_op *op)
     out->fingerprint = kvt_codec_put_bytes(ans->fingerprint, KVT_FINGERPRINT_BYTES);
     out->epoch = ans->epoch;
     out->was_known = ans->was_known;
+    KVT_ASSERT(ans->components_count <= KVT_COMPONENTS_MAX);
+    out->n_stored_bytes_per_block = ans->components_count;
+    out->stored_bytes_per_block = ans->stored_bytes;
     return &out->base;
 }
 

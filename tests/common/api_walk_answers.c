@@ -404,6 +404,10 @@ void walk_answer(struct api_walk *walk, struct kvt_op *op)
         walk_raw(walk, "fingerprint", op->ans.open_namespace.fingerprint, KVT_FINGERPRINT_BYTES);
         U64("epoch", &op->ans.open_namespace.epoch);
         walk_bool(walk, "was_known", &op->ans.open_namespace.was_known);
+        walk_u32(walk, "components_count", &op->ans.open_namespace.components_count, 0,
+                 KVT_COMPONENTS_MAX);
+        for (uint32_t i = 0; i < op->ans.open_namespace.components_count; i++)
+            U64("stored_bytes", &op->ans.open_namespace.stored_bytes[i]);
         break;
     case KVT_OP_ATTACH:
         walk_ans_attach(walk, &op->ans.attach);

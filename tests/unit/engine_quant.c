@@ -100,7 +100,8 @@ static void test_namespaces_differ(struct call *call)
         struct kvt_ans_open_namespace ans = open_model(call, 1, 8192, &quants[i]);
 
         CHECK_CODE(&call->op, KVT_CODE_OK);
-        CHECK(!ans.was_known);
+        CHECK(!ans.was_known && ans.components_count == 1);
+        CHECK((ans.stored_bytes[0] == 8192) == (quants[i].kind == 0) && ans.stored_bytes[0] > 0);
         memcpy(fingerprints[i], ans.fingerprint, KVT_FINGERPRINT_BYTES);
         for (uint32_t other = 0; other < i; other++)
             CHECK(memcmp(fingerprints[i], fingerprints[other], KVT_FINGERPRINT_BYTES) != 0);

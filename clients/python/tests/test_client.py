@@ -15,6 +15,7 @@ import engine
 import kvtier
 from daemon import Daemon
 from engine import BLOCK_BYTES, BLOCK_TOKENS, WAIT_S, Cache, wait_until
+from kvtier.client import _check_quantised
 
 
 def test_nothing_is_opened_before_the_first_call() -> None:
@@ -405,3 +406,17 @@ def test_a_quantised_component_comes_back_as_its_codes(
         half = (kvtier.Piece(0, BLOCK_BYTES // 2, 0, BLOCK_BYTES),)
         with pytest.raises(kvtier.InvalidArgument, match="piece 0 of 2048 bytes is not whole"):
             engine.attach(client, cache, spec=spec, layouts=(kvtier.Layout(0, 2, half),))
+
+
+def test_a_daemon_that_knows_no_quantisation_is_told_apart() -> None:
+    plain = engine.spec()
+    quantisation = kvtier.Quantisation(
+        kvtier.QuantKind.INT8, kvtier.Element.FP16, kvtier.PlaneOrder.TOKENS_FIRST, 16, 4, 32
+    )
+    component = kvtier.Component(kvtier.Kind.FULL, BLOCK_BYTES, quantisation=quantisation)
+    spec = kvtier.ModelSpec(BLOCK_TOKENS, 1, (component,), "model")
+    _check_quantised(plain, [])
+    _check_quantised(spec, [component.stored_bytes])
+    for stored_bytes in ([], [BLOCK_BYTES]):
+        with pytest.raises(kvtier.FailedPrecondition, match="a version without quantisation"):
+            _check_quantised(spec, stored_bytes)

@@ -65,6 +65,7 @@ class Client:
         timeout = _OPEN_TIMEOUT_S if timeout_s is None else timeout_s
         request = _wire.open_namespace(spec)
         answer = _wire.call(self.wire().open_namespace, request, timeout, wait_for_ready=True)
+        _check_quantised(spec, answer.stored_bytes_per_block)
         return Namespace(
             answer.namespace_handle, answer.fingerprint, answer.epoch, answer.was_known
         )
@@ -269,3 +270,15 @@ def _at_exit() -> None:
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 atexit.register(_at_exit)
+
+
+def _check_quantised(spec: ModelSpec, stored_bytes: Sequence[int]) -> None:
+    """An earlier daemon ignores what it does not know, and would keep such components as they are
+    in a namespace of their own: refused, rather than silently not what was declared."""
+    wanted = [component.stored_bytes for component in spec.components]
+    if any(c.quantisation for c in spec.components) and list(stored_bytes) != wanted:
+        raise errors.FailedPrecondition(
+            f"the daemon stores {list(stored_bytes)} bytes a block of quantised components, and "
+            f"{wanted} were declared: it is of a version without quantisation",
+            advice="run a newer kvtierd, or declare the components without quantisation",
+        )
