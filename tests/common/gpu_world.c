@@ -63,7 +63,8 @@ static void attach(struct gpu_world *world)
 static void pools_open(struct gpu_world *world)
 {
     world->pool_bytes =
-        world->config.pieces_count * world->config.stride_bytes * world->blocks_count;
+        KVT_MAX(world->config.pool_bytes,
+                world->config.pieces_count * world->config.stride_bytes * world->blocks_count);
     world->pieces = pieces_new(world);
     world->host_pieces = pieces_new(world);
     kvt_fake_cuda_foreign_new(&world->pool, world->config.pool_device, world->pool_bytes);
@@ -84,7 +85,7 @@ static void gpu_open(struct gpu_world *world)
     struct kvt_gpu_config config = {.calls = kvt_cuda_calls(),
                                     .zone = ZONE,
                                     .base_bytes = BASE_BYTES,
-                                    .arena_bytes = ARENA_BYTES,
+                                    .arena_bytes = world->config.arena_bytes,
                                     .staging_bytes = world->config.staging_bytes,
                                     .streams = 2,
                                     .inflight_bytes_max = world->config.inflight_bytes_max,
@@ -132,6 +133,8 @@ struct gpu_world *gpu_world_new(const struct gpu_world_config *config)
         world->config.staging_bytes = KVT_MIB;
     if (world->config.inflight_bytes_max == 0)
         world->config.inflight_bytes_max = KVT_MIB;
+    if (world->config.arena_bytes == 0)
+        world->config.arena_bytes = ARENA_BYTES;
     world->blocks_count = ENGINE_BLOCKS;
     world->payload_bytes =
         (uint64_t)config->pieces_count * config->piece_bytes * config->blocks_per_block;

@@ -14,6 +14,8 @@ struct gpu_world_config {
     uint64_t stride_bytes;                                /* 0: piece_bytes */
     uint32_t crossover_bytes;
     uint64_t staging_bytes, inflight_bytes_max; /* 0: 1 MiB */
+    uint64_t arena_bytes;                       /* 0: 2 MiB */
+    uint64_t pool_bytes;                        /* 0: as many as the layout needs */
     bool is_unpinned, is_threaded;
     struct kvt_quant_spec quant; /* of the layouts */
     uint32_t devices_count;      /* 0: 1 */

@@ -193,6 +193,41 @@ static void test_runs(void **state)
     assert_true(kvt_gpu_runs_are_few(&view, 4, 50));
 }
 
+static void test_extents(void **state)
+{
+    const struct kvt_gpu_extent many = {1024, 128, 16, 1024 * 128, 1024 * 128};
+    const struct kvt_gpu_extent few = {17, 1, 1 << 20, 17, 17 << 14};
+    const struct kvt_gpu_extent small = {64, 4, 2048, 256, 256 * 32};
+    const struct kvt_gpu_extent odd = {2048, 512, 131072, 2048 * 512, 2048 * 512};
+    const struct kvt_gpu_extent huge = {1, 1, KVT_COPY_PIECE_BYTES_MAX + 1, 1, 1 << 24};
+    struct kvt_layout_piece pieces[] = {{.bytes = 1}, {.bytes = 65}, {.bytes = 64}};
+    struct kvt_layout layout = {.pieces = pieces, .pieces_count = 3, .engine_blocks_per_block = 5};
+    struct kvt_client_view view = {.layout = &layout, .first_piece = 1, .end_piece = 3};
+    struct kvt_gpu_extent joint = kvt_gpu_lists_extent(&view);
+
+    (void)state;
+    assert_int_equal(joint.pieces_max, 2);
+    assert_int_equal(joint.blocks_max, 5);
+    assert_int_equal(joint.piece_bytes_max, 65);
+    assert_int_equal(joint.parts, 10);
+    assert_int_equal(joint.chunks, 15);
+    assert_true(kvt_gpu_lists_can_launch(&many) && kvt_gpu_lists_can_launch(&few));
+    assert_false(kvt_gpu_lists_can_launch(&odd) || kvt_gpu_lists_can_launch(&huge));
+    joint = kvt_gpu_lists_joint(&many, &few);
+    assert_false(kvt_gpu_lists_can_launch(&joint) || kvt_gpu_lists_is_dense(&joint));
+    joint = kvt_gpu_lists_joint(&small, &few);
+    assert_true(kvt_gpu_lists_can_launch(&joint) && kvt_gpu_lists_is_dense(&joint));
+    joint = (struct kvt_gpu_extent){0};
+    for (uint32_t i = 0; i < 64; i++) { /* many of one kind are no waste */
+        joint = kvt_gpu_lists_joint(&joint, &few);
+        assert_true(kvt_gpu_lists_is_dense(&joint));
+    }
+    /* Small enough for the kernels, and still nearly all of it would be nothing. */
+    joint = kvt_gpu_lists_joint(&many, &(struct kvt_gpu_extent){17, 1, 1 << 19, 17, 17 << 13});
+    assert_true(kvt_gpu_lists_can_launch(&joint));
+    assert_false(kvt_gpu_lists_is_dense(&joint));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -202,6 +237,7 @@ int main(void)
         cmocka_unit_test(test_ledger),
         cmocka_unit_test(test_ledger_without_memory),
         cmocka_unit_test(test_runs),
+        cmocka_unit_test(test_extents),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -294,6 +294,115 @@ static void test_batched(void **state)
     gpu_world_free(world);
 }
 
+/* Blocks of one engine block, as a layout of its own in the world's pool. */
+static struct kvt_xfer long_xfer(const struct gpu_world *world, const struct kvt_layout *layout,
+                                 const uint64_t *blocks)
+{
+    struct kvt_xfer xfer = gpu_world_xfer(world, 2);
+
+    xfer.key.payload_bytes = layout->stored_bytes;
+    xfer.src = gpu_world_pool_place(world, true, blocks);
+    xfer.src.view.layout = layout;
+    xfer.src.view.end_piece = layout->pieces_count;
+    xfer.dst = gpu_world_device(world, 1);
+    return xfer;
+}
+
+static void long_check(struct gpu_world *world, const struct kvt_xfer *xfer, const uint64_t *blocks)
+{
+    const struct kvt_layout *layout = xfer->src.view.layout;
+    uint64_t slot = kvt_gpu_arena(world->gpu) + xfer->dst.offset_bytes -
+                    gpu_world_device(world, 0).offset_bytes;
+    const uint8_t *at = kvt_fake_cuda_memory(slot, layout->stored_bytes);
+
+    for (uint32_t p = 0; p < layout->pieces_count; p++)
+        for (uint32_t b = 0; b < layout->engine_blocks_per_block; b++) {
+            const struct kvt_layout_piece *piece = &layout->pieces[p];
+
+            assert_memory_equal(
+                at, world->pool.memory + piece->offset_bytes + blocks[b] * piece->stride_bytes,
+                piece->bytes);
+            at += piece->bytes;
+        }
+}
+
+/* Layouts of two clients: very many short parts, and a few that are very long. One launch for both
+ * would be for many long ones, which the kernels refuse. Each has its own. */
+static void test_unlike_layouts(void **state)
+{
+    enum { PIECES = 17, BYTES = 512 * 1024, OFFSET = 8192 };
+    struct gpu_world_config config = {.crossover_bytes = UINT32_MAX,
+                                      .pieces_count = 2048,
+                                      .piece_bytes = 16,
+                                      .blocks_per_block = 128,
+                                      .inflight_bytes_max = 64 * KVT_MIB,
+                                      .arena_bytes = 16 * KVT_MIB};
+    struct gpu_world *world = gpu_world_new(&config);
+    struct kvt_layout_piece pieces[PIECES];
+    struct kvt_layout layout = {
+        .pieces_count = PIECES, .engine_blocks_per_block = 1, .pieces = pieces};
+    struct kvt_xfer xfers[2], *all[] = {&xfers[0], &xfers[1]};
+    uint64_t blocks[128], first = 0;
+    uint32_t taken;
+
+    (void)state;
+    for (uint32_t b = 0; b < KVT_COUNT_OF(blocks); b++)
+        blocks[b] = b * 7 % world->blocks_count;
+    for (uint32_t p = 0; p < PIECES; p++)
+        pieces[p] = (struct kvt_layout_piece){
+            .offset_bytes = p * OFFSET, .stride_bytes = BYTES, .bytes = BYTES};
+    assert_int_equal(kvt_layout_resolve(&layout, &world->region, 1, PIECES * BYTES), 0);
+    for (uint32_t turn = 0; turn < 2; turn++) {
+        xfers[turn] = gpu_world_xfer(world, 1);
+        xfers[turn].src = gpu_world_pool_place(world, true, blocks);
+        xfers[turn].dst = gpu_world_device(world, 0);
+        xfers[1 - turn] = long_xfer(world, &layout, &first);
+        assert_int_equal(kvt_tier_submit(world->tier, all, 2, &taken), 0);
+        gpu_world_reap(world, 2);
+        assert_int_equal(xfers[0].status, KVT_XFER_DONE);
+        assert_int_equal(xfers[1].status, KVT_XFER_DONE);
+        long_check(world, &xfers[turn], blocks);
+        long_check(world, &xfers[1 - turn], &first);
+        assert_int_equal(path_of(world, KVT_GPU_FROM_ENGINE_KERNEL), 2 * (turn + 1));
+    }
+    gpu_world_free(world);
+}
+
+/* A layout that the kernels refuse even alone goes by the copy engine: 2,047 short pieces and a
+ * long one. */
+static void test_one_long_piece(void **state)
+{
+    enum { PIECES = 2048, BLOCKS = 512, BYTES = 128 * 1024 };
+    struct gpu_world_config config = {.crossover_bytes = UINT32_MAX,
+                                      .inflight_bytes_max = 128 * KVT_MIB,
+                                      .arena_bytes = 96 * KVT_MIB,
+                                      .pool_bytes = 96 * KVT_MIB};
+    struct gpu_world *world = gpu_world_new(&config);
+    struct kvt_layout_piece *pieces = calloc(PIECES, sizeof(*pieces));
+    struct kvt_layout layout = {
+        .pieces_count = PIECES, .engine_blocks_per_block = BLOCKS, .pieces = pieces};
+    struct kvt_xfer xfer;
+    uint64_t blocks[BLOCKS];
+
+    (void)state;
+    for (uint32_t b = 0; b < BLOCKS; b++)
+        blocks[b] = b;
+    for (uint32_t p = 0; p < PIECES; p++)
+        pieces[p] =
+            (struct kvt_layout_piece){.offset_bytes = p * 9728, .stride_bytes = 16, .bytes = 16};
+    pieces[5].stride_bytes = pieces[5].bytes = BYTES;
+    for (uint64_t i = 0; i < world->pool_bytes; i += 8)
+        memcpy(world->pool.memory + i, &i, 8);
+    assert_int_equal(
+        kvt_layout_resolve(&layout, &world->region, 1, BLOCKS * (BYTES + (PIECES - 1) * 16ull)), 0);
+    xfer = long_xfer(world, &layout, blocks);
+    assert_int_equal(gpu_world_run(world, &xfer), KVT_XFER_DONE);
+    long_check(world, &xfer, blocks);
+    assert_int_equal(path_of(world, KVT_GPU_FROM_ENGINE_COPY), 1);
+    gpu_world_free(world);
+    free(pieces);
+}
+
 static void test_threaded(void **state)
 {
     struct gpu_world_config config = {
@@ -306,10 +415,11 @@ static void test_threaded(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_scattered),   cmocka_unit_test(test_odd_bytes),
-        cmocka_unit_test(test_copy_engine), cmocka_unit_test(test_other_gpu),
-        cmocka_unit_test(test_quantised),   cmocka_unit_test(test_source_of_the_kernels),
-        cmocka_unit_test(test_which_path),  cmocka_unit_test(test_batched),
+        cmocka_unit_test(test_scattered),      cmocka_unit_test(test_odd_bytes),
+        cmocka_unit_test(test_copy_engine),    cmocka_unit_test(test_other_gpu),
+        cmocka_unit_test(test_quantised),      cmocka_unit_test(test_source_of_the_kernels),
+        cmocka_unit_test(test_which_path),     cmocka_unit_test(test_batched),
+        cmocka_unit_test(test_unlike_layouts), cmocka_unit_test(test_one_long_piece),
         cmocka_unit_test(test_threaded),
     };
 

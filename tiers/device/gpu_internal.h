@@ -61,6 +61,14 @@ struct kvt_gpu_lane {
     uint32_t stream_next;
 };
 
+/* What the copies of a launch are shaped by: the greatest of all its jobs, each of which is walked
+ * as if every piece had the chunks of the longest piece of all. */
+struct kvt_gpu_extent {
+    uint32_t pieces_max, blocks_max, piece_bytes_max;
+    uint64_t parts;  /* pieces x engine blocks, of all jobs */
+    uint64_t chunks; /* with bytes in them */
+};
+
 /* Where the bytes of a member are. `stored` is the content of a slot, `raw` what the client has:
  * the same, unless it is quantised. Both are addresses of the payload's first byte: of a view of
  * some pieces only [range_offset, + range_bytes) of raw is there. */
@@ -89,6 +97,7 @@ struct kvt_gpu_member {
     uint64_t slot_offset_bytes;         /* in the arena, of a place in it */
     uint64_t stored, raw, stored_bytes, raw_bytes;
     uint64_t range_offset, range_bytes; /* of raw */
+    struct kvt_gpu_extent extent;       /* of a gather or scatter that is launched */
     uint8_t *slot;                      /* in L2; NULL */
     /* What the copy engine moves between host and device, [offset, + bytes) of stored. */
     uint8_t *host;
@@ -150,6 +159,7 @@ struct kvt_gpu_flight {
     bool has_quant;
     uint64_t lists_bytes;                     /* that its members need at most */
     const struct kvt_client_view *lists_view; /* whose pieces were counted last */
+    struct kvt_gpu_extent extent;             /* of what its members launch */
     struct kvt_gpu_member members[KVT_GPU_MEMBERS_MAX];
 };
 
@@ -231,7 +241,16 @@ bool kvt_gpu_runs_next(struct kvt_gpu_runs *runs, struct kvt_gpu_run_at *ret_run
 bool kvt_gpu_runs_are_few(const struct kvt_client_view *view, uint32_t max, uint64_t bytes_min);
 
 /* gpu_lists.c */
-/* Counts what @member adds; false: the area has no room for it. */
+struct kvt_gpu_extent kvt_gpu_lists_extent(const struct kvt_client_view *view);
+/* Two launches as one. */
+struct kvt_gpu_extent kvt_gpu_lists_joint(const struct kvt_gpu_extent *a,
+                                          const struct kvt_gpu_extent *b);
+/* The kernels take it. */
+bool kvt_gpu_lists_can_launch(const struct kvt_gpu_extent *extent);
+/* Most of what its threads look at has bytes, or it is little. */
+bool kvt_gpu_lists_is_dense(const struct kvt_gpu_extent *extent);
+/* Counts what @member adds; false: the area has no room for it, or the launch that they would have
+ * together is far from what each is made for. */
 bool kvt_gpu_lists_fit(struct kvt_gpu_flight *flight, const struct kvt_gpu_member *member);
 /* Writes the descriptors of the members that still take part; sets batches, area_used_bytes,
  * has_checks. */

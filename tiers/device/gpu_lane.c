@@ -1,8 +1,9 @@
 /* Lanes: what waits, and how it gets into a flight.
  *
  * A flight takes what is first in its lane as long as the next fits in: room in the list, as much
- * work for the CPU as the others have, the same quantisation. A lane that is idle sends a single
- * transfer at once; one that is busy gathers meanwhile what becomes the next flight.
+ * work for the CPU as the others have, the same quantisation, a launch that suits both. A lane that
+ * is idle sends a single transfer at once; one that is busy gathers meanwhile what becomes the next
+ * flight.
  *
  * A transfer whose staging or whose part of the budget is not free stays first in its lane and
  * claims what is given back: no other lane takes of it before, so a large transfer is not passed

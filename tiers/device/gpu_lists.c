@@ -9,7 +9,12 @@
  */
 #include <string.h>
 
+#include "kernels/args.h"
 #include "tiers/device/gpu_internal.h"
+
+#define CHUNK_BYTES 64u                 /* the shortest piece of work of a kernel */
+#define CHUNKS_FREE ((uint64_t)1 << 24) /* a launch may look at so many, whatever is in them .. */
+#define CHUNKS_FACTOR 4u                /* .. or at so many for one with bytes */
 
 struct lists { /* the area's fixed part */
     uint64_t checks[KVT_GPU_MEMBERS_MAX];
@@ -43,13 +48,64 @@ static uint64_t pieces_bytes(const struct kvt_client_view *view)
     return (view->end_piece - view->first_piece) * sizeof(struct kvt_copy_piece);
 }
 
+struct kvt_gpu_extent kvt_gpu_lists_extent(const struct kvt_client_view *view)
+{
+    uint32_t pieces_count = view->end_piece - view->first_piece;
+    uint32_t blocks_count = view->layout->engine_blocks_per_block;
+    struct kvt_gpu_extent extent = {.pieces_max = pieces_count,
+                                    .blocks_max = blocks_count,
+                                    .parts = (uint64_t)pieces_count * blocks_count};
+
+    for (uint32_t p = view->first_piece; p < view->end_piece; p++) {
+        uint32_t bytes = view->layout->pieces[p].bytes;
+
+        extent.piece_bytes_max = KVT_MAX(extent.piece_bytes_max, bytes);
+        extent.chunks += kvt_div_up(bytes, CHUNK_BYTES) * blocks_count;
+    }
+    return extent;
+}
+
+struct kvt_gpu_extent kvt_gpu_lists_joint(const struct kvt_gpu_extent *a,
+                                          const struct kvt_gpu_extent *b)
+{
+    return (struct kvt_gpu_extent){.pieces_max = KVT_MAX(a->pieces_max, b->pieces_max),
+                                   .blocks_max = KVT_MAX(a->blocks_max, b->blocks_max),
+                                   .piece_bytes_max =
+                                       KVT_MAX(a->piece_bytes_max, b->piece_bytes_max),
+                                   .parts = a->parts + b->parts,
+                                   .chunks = a->chunks + b->chunks};
+}
+
+bool kvt_gpu_lists_can_launch(const struct kvt_gpu_extent *extent)
+{
+    const struct kvt_copy_batch batch = {.jobs = 1, /* an address; it is not looked at */
+                                         .jobs_count = 1,
+                                         .pieces_max = extent->pieces_max,
+                                         .blocks_max = extent->blocks_max,
+                                         .piece_bytes_max = extent->piece_bytes_max};
+
+    return kvt_args_copy(&batch) == 0;
+}
+
+bool kvt_gpu_lists_is_dense(const struct kvt_gpu_extent *extent)
+{
+    uint64_t chunks = extent->parts * kvt_div_up(extent->piece_bytes_max, CHUNK_BYTES);
+
+    return chunks <= CHUNKS_FREE || chunks / CHUNKS_FACTOR <= extent->chunks;
+}
+
 bool kvt_gpu_lists_fit(struct kvt_gpu_flight *flight, const struct kvt_gpu_member *member)
 {
     const struct kvt_client_view *view = member->view;
     uint64_t bytes = KVT_MAX(flight->lists_bytes, sizeof(struct lists));
+    struct kvt_gpu_extent extent = kvt_gpu_lists_joint(&flight->extent, &member->extent);
 
     if (!is_launched(member))
         return true;
+    /* A single one is launched as it is: gpu_plan.c asked whether it can be. */
+    if (flight->extent.parts > 0 &&
+        (!kvt_gpu_lists_can_launch(&extent) || !kvt_gpu_lists_is_dense(&extent)))
+        return false;
     bytes += view->layout->engine_blocks_per_block * sizeof(uint64_t);
     if (!is_same_pieces(flight->lists_view, view))
         bytes += pieces_bytes(view);
@@ -57,6 +113,7 @@ bool kvt_gpu_lists_fit(struct kvt_gpu_flight *flight, const struct kvt_gpu_membe
         return false;
     flight->lists_bytes = bytes;
     flight->lists_view = view;
+    flight->extent = extent;
     return true;
 }
 

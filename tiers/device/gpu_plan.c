@@ -100,6 +100,11 @@ static void plan_copies(const struct kvt_gpu *gpu, struct kvt_gpu_member *member
     member->is_foreign = layout->gpu_zone != gpu->config.zone;
     member->is_by_runs = member->is_foreign || kvt_gpu_runs_are_few(member->view, KVT_GPU_RUNS_MAX,
                                                                     gpu->config.crossover_bytes);
+    /* Nor do the kernels take any layout: of very many parts and a very long one, say. */
+    if (!member->is_by_runs) {
+        member->extent = kvt_gpu_lists_extent(member->view);
+        member->is_by_runs = !kvt_gpu_lists_can_launch(&member->extent);
+    }
     member->is_gather = member->xfer->src.kind == KVT_PLACE_CLIENT;
     member->is_scatter = !member->is_gather;
     member->is_quantise = member->is_gather && layout->quant.kind != KVT_QUANT_NONE;
