@@ -190,8 +190,8 @@ bool eng_gpu_layout_fits(const struct kvt_engine *engine, struct kvt_op *op, uin
     return false;
 }
 
-/* Copies of what the session's GPU fills are best there. */
-void eng_gpu_take_home(struct kvt_engine *engine, struct eng_session *session)
+/* What the session's engine stores of this rank, or asks for, is best on its GPU. */
+void eng_gpu_take_home(struct eng_session *session)
 {
     for (uint32_t i = 0; i < session->ns->components_count; i++) {
         const struct eng_layout *at = &session->layouts[i];
@@ -200,8 +200,7 @@ void eng_gpu_take_home(struct kvt_engine *engine, struct eng_session *session)
             continue;
         session->group->is_gpu = true;
         if (session->rank != KVT_RANK_NONE)
-            kvt_store_ns_set_home(engine->store, session->ns->radix_ns, session->rank,
-                                  at->layout.gpu_zone);
+            session->group->home[session->rank] = (uint8_t)at->layout.gpu_zone;
         return;
     }
 }

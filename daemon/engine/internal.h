@@ -123,9 +123,10 @@ struct eng_group {
     uint64_t reserved_bytes;
     uint64_t lookup_tokens, hit_tokens, promoted_bytes, demoted_bytes;
     uint64_t lookups, promotes, demotes, missed_moves;
-    uint64_t held_bytes; /* of L1, read in place by it */
-    uint32_t runs_count; /* of its sessions, detached ones too */
-    bool is_gpu;         /* some session's memory is a GPU's */
+    uint64_t held_bytes;         /* of L1, read in place by it */
+    uint32_t runs_count;         /* of its sessions, detached ones too */
+    bool is_gpu;                 /* some session's memory is a GPU's */
+    uint8_t home[KVT_RANKS_MAX]; /* zones of L1: the GPUs that its ranks are on */
 };
 
 struct eng_layout { /* of one component */
@@ -548,7 +549,7 @@ void eng_openings_slice(struct kvt_engine *engine);
 /* False after kvt_op_fail. */
 bool eng_gpu_layout_fits(const struct kvt_engine *engine, struct kvt_op *op, uint32_t component,
                          const struct kvt_layout *layout);
-void eng_gpu_take_home(struct kvt_engine *engine, struct eng_session *session);
+void eng_gpu_take_home(struct eng_session *session);
 /* Tells sessions whose GPU was lost. */
 void eng_gpu_watch(struct kvt_engine *engine);
 

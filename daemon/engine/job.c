@@ -85,6 +85,7 @@ struct eng_job *eng_job_new(struct kvt_engine *engine, struct eng_run *run, enum
     job->job.done = job_done;
     job->job.owner = job;
     job->job.is_background = run == NULL;
+    job->job.home = run != NULL ? run->session->group->home : NULL; /* the run outlives its jobs */
     job->job.view.engine_blocks = wide != NULL ? wide->blocks : job->blocks;
     if (ids_count > 0)
         memcpy(wide != NULL ? wide->blocks : job->blocks, ids, ids_count * sizeof(ids[0]));

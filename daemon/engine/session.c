@@ -74,6 +74,7 @@ static bool attach_is_valid(struct kvt_op *op, const struct eng_ns *ns)
 static struct eng_group *group_of(struct kvt_engine *engine, struct kvt_op *op, struct eng_ns *ns)
 {
     const struct kvt_req_attach *req = &op->req.attach;
+    const struct kvt_tier *tier = engine->config.store.tiers[KVT_TIER_DEVICE];
     struct eng_group *found = NULL, *group;
     uint32_t bytes = (uint32_t)KVT_MIN((size_t)req->name.bytes, sizeof(group->name) - 1);
 
@@ -101,6 +102,8 @@ static struct eng_group *group_of(struct kvt_engine *engine, struct kvt_op *op, 
     memcpy(group->engine_id, req->engine_id, KVT_ENGINE_ID_BYTES);
     if (bytes > 0)
         memcpy(group->name, req->name.at, bytes);
+    for (uint32_t rank = 0; tier != NULL && rank < KVT_RANKS_MAX; rank++)
+        group->home[rank] = (uint8_t)(rank % KVT_MAX(tier->zones_count, 1u));
     kvt_list_init(&group->link);
     kvt_list_init(&group->leases);
     kvt_list_init(&group->tickets);
@@ -264,7 +267,7 @@ static bool place(struct kvt_engine *engine, struct kvt_op *op, struct eng_sessi
     group->refs++;
     group->sessions_count++;
     session->group = group;
-    eng_gpu_take_home(engine, session);
+    eng_gpu_take_home(session);
     session->idx = idx;
     session->generation = ++engine->sessions[idx].generation;
     session->is_alive = true;

@@ -103,10 +103,6 @@ void kvt_store_ns_close(struct kvt_store *store, struct kvt_radix_ns ns);
 /* Copies of it that are somewhere, maybe on their way out. */
 bool kvt_store_ns_has_cells(const struct kvt_store *store, struct kvt_radix_ns ns);
 void kvt_store_ns_set_epoch(struct kvt_store *store, struct kvt_radix_ns ns, uint64_t epoch);
-/* Shards of @rank go to zone @zone of L1 when there is room, and to the part of L2 that is near to
- * it: the GPU that the rank's engine is on. Until then rank r's is zone r, around. */
-void kvt_store_ns_set_home(struct kvt_store *store, struct kvt_radix_ns ns, uint32_t rank,
-                           uint32_t zone);
 /* Its number in the catalog: what rows of the index call it. */
 void kvt_store_ns_set_number(struct kvt_store *store, struct kvt_radix_ns ns, uint32_t number);
 
@@ -189,7 +185,11 @@ struct kvt_job { /* the caller's memory, from submit until done */
     bool is_upper_only;    /* READ: only from L1 or L2; what is lower is MISS */
     uint64_t deadline_ns;
     struct kvt_client_view view; /* FILL, READ; engine_blocks stay valid until done */
-    kvt_job_done_fn done;        /* from kvt_store_turn or, for what fails at once, from submit */
+    /* Zones of L1 by rank: the GPUs that its engine is on, KVT_RANKS_MAX of them, there until done.
+     * Slots that the job needs are taken there when there is room, or in the part of L2 near to it;
+     * NULL: where the namespace's last job had them, at first rank r's in zone r, around. */
+    const uint8_t *home;
+    kvt_job_done_fn done; /* from kvt_store_turn or, for what fails at once, from submit */
     void *owner;
     /* Results, for done. */
     enum kvt_move_result result;

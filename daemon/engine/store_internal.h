@@ -169,7 +169,7 @@ struct store_ns {
     uint64_t epoch;
     uint32_t block_tokens, ranks, components_count;
     uint8_t fingerprint[KVT_FINGERPRINT_BYTES];
-    uint8_t home[KVT_RANKS_MAX]; /* zone of L1 that a rank's shards should go to */
+    uint8_t home[KVT_RANKS_MAX]; /* zones of L1 where the last job's engine has its ranks */
     struct store_component components[KVT_COMPONENTS_MAX];
 };
 
@@ -507,6 +507,9 @@ void kvt_store_l1_init(struct kvt_store *store);
 /* The store's view of it. */
 uint32_t kvt_store_l1_incarnation(const struct kvt_store *store, uint32_t zone);
 /* Where a shard should go, of L1 or L2; what is not free there goes to any other zone. */
+/* Slots taken from here on are those of the job's engine. */
+void kvt_store_take_home(struct kvt_store *store, const struct cell *cell,
+                         const struct kvt_job *job);
 uint32_t kvt_store_first_zone(const struct kvt_store *store, const struct cell *cell, uint32_t tier,
                               uint32_t shard);
 /* Its copy in L1 has a shard in a zone that was lost. */

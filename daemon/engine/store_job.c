@@ -362,6 +362,8 @@ void kvt_store_dispatch(struct kvt_store *store, struct kvt_job *job)
 
     KVT_ASSERT(job->state == JOB_NEW);
     if (cell != NULL)
+        kvt_store_take_home(store, cell, job);
+    if (cell != NULL)
         (void)kvt_store_l1_settle(store, cell); /* it may be gone then: each kind looks again */
     switch (job->kind) {
     case KVT_JOB_FILL:

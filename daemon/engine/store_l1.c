@@ -14,8 +14,12 @@
  * kvt_store_l1_settle; the walk over all cells drops the rest. A copy with one shard on a lost GPU
  * is lost as a whole. Copies below are as good as before: L2 and L3 serve on.
  *
- * Each rank has a home: the GPU that its engine's memory is on. Its shards go there if there is
- * room, and else to any other; and to the part of L2 that is near to it. */
+ * Each rank of an engine has a home: the GPU that its memory is on. Shards that the engine stores
+ * or asks for go there if there is room, and else to any other; and to the part of L2 that is near
+ * to it. Engines of one model on different GPUs have different homes, so each job brings its own.
+ */
+#include <string.h>
+
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/engine/store_internal.h"
@@ -53,12 +57,15 @@ static const char *zone_name(const struct kvt_store *store, uint32_t idx)
 
 /* ---- where shards go ------------------------------------------------------------------------ */
 
-void kvt_store_ns_set_home(struct kvt_store *store, struct kvt_radix_ns ns, uint32_t rank,
-                           uint32_t zone)
+void kvt_store_take_home(struct kvt_store *store, const struct cell *cell,
+                         const struct kvt_job *job)
 {
-    KVT_ASSERT(ns.idx < store->ns_end && store->ns[ns.idx].is_open);
-    KVT_ASSERT(rank < KVT_RANKS_MAX && zone < KVT_ZONES_MAX);
-    store->ns[ns.idx].home[rank] = (uint8_t)zone;
+    struct store_ns *ns = &store->ns[cell->ns];
+
+    if (job->home != NULL)
+        memcpy(ns->home, job->home, sizeof(ns->home));
+    if (job->kind == KVT_JOB_FILL && job->rank < KVT_RANKS_MAX && job->view.layout->is_gpu)
+        ns->home[job->rank] = (uint8_t)job->view.layout->gpu_zone; /* where its bytes come from */
 }
 
 /* The part of L2 that is on the node of the shard's GPU. */

@@ -150,6 +150,7 @@ struct sim_job *sim_submit(struct sim *sim, enum kvt_job_kind kind, struct kvt_c
         .is_background = dice(sim, 4) == 0,
         .is_upper_only = dice(sim, 16) == 0,
         .is_move = dice(sim, 2) == 0,
+        .home = sim->gpus > 0 && dice(sim, 4) != 0 ? sim->homes[dice(sim, SIM_HOMES)] : NULL,
         .deadline_ns = sim->now_ns + 1 + dice(sim, dice(sim, 8) == 0 ? 4 : 200) * KVT_NS_PER_MS,
         .done = sim_on_done,
         .owner = at,
@@ -378,9 +379,6 @@ static void make_clients(struct sim *sim)
             if (sim->gpus > 0 && (n + c + sim->seed) % 2 == 0) {
                 client->region.is_gpu = true;
                 client->region.gpu_zone = (uint32_t)dice(sim, sim->gpus);
-                kvt_store_ns_set_home(sim->store, sim->ns[n],
-                                      (uint32_t)dice(sim, sim_models[n].ranks),
-                                      client->region.gpu_zone);
             }
             CHECK(kvt_layout_resolve(&client->layout, &client->region, 1, bytes) == 0);
         }
@@ -389,6 +387,9 @@ static void make_clients(struct sim *sim)
 
 static void open_namespaces(struct sim *sim)
 {
+    for (uint32_t i = 0; i < SIM_HOMES; i++)
+        for (uint32_t rank = 0; rank < KVT_RANKS_MAX; rank++)
+            sim->homes[i][rank] = (uint8_t)dice(sim, sim->gpus > 0 ? sim->gpus : 1);
     for (uint32_t n = 0; n < NS_COUNT; n++) {
         struct kvt_radix_spec spec = {.block_tokens = sim_models[n].block_tokens,
                                       .components_count = sim_models[n].components_count};

@@ -14,6 +14,7 @@
 #define UNIT_BYTES 16384u
 #define DELAY_NS_MAX (5 * KVT_NS_PER_MS)
 #define SCRIBBLE 0x55
+#define SIM_HOMES 4u
 
 struct ns_model {
     uint32_t block_tokens, ranks, components_count;
@@ -73,7 +74,8 @@ struct sim {
     struct known known[KNOWN];
     struct claim claims[CLAIMS];
     struct kvt_radix_block leases[LEASES];
-    uint32_t gpus; /* zones of L1 */
+    uint32_t gpus;                           /* zones of L1 */
+    uint8_t homes[SIM_HOMES][KVT_RANKS_MAX]; /* of engines */
     uint64_t losses;
 };
 

@@ -104,6 +104,30 @@ static void test_attach(void)
     teardown(&fix);
 }
 
+/* Two engines of one model, rank 0 of each on another GPU: what one stores is not the other's. */
+static void test_two_engines(void)
+{
+    struct client second;
+    struct fixture fix;
+
+    setup(&fix, &two_gpus);
+    attach(&fix, 0);
+    client_begin_attach_gpu(&second, &fix.world, &fix.call, 2, true, 0, 1);
+    call_run(&fix.call);
+    CHECK_CODE(&fix.call.op, KVT_CODE_OK);
+    second.session = fix.call.op.ans.attach.session;
+    store_prompt(&fix, 0x101, 4);
+    CHECK(l1_slots(&fix, 0) == 4 && l1_slots(&fix, 1) == 0);
+    client_detach(&fix.client, &fix.call);
+    client_unmap(&fix.client);
+    fix.client = second;
+    store_prompt(&fix, 0x202, 4);
+    CHECK(l1_slots(&fix, 0) == 4 && l1_slots(&fix, 1) == 4);
+    client_detach(&fix.client, &fix.call);
+    client_unmap(&fix.client);
+    teardown(&fix);
+}
+
 static void refuse(struct fixture *fix, int result, enum kvt_code code)
 {
     struct client client;
@@ -352,6 +376,7 @@ static void test_threads(void)
 int main(void)
 {
     test_attach();
+    test_two_engines();
     test_refusals();
     test_bad_requests();
     test_too_large();

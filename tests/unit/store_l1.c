@@ -31,6 +31,7 @@ struct rig {
     struct kvt_region region[COMPONENTS];
     struct kvt_layout layout[COMPONENTS];
     struct kvt_layout_piece piece[COMPONENTS];
+    uint8_t home[KVT_RANKS_MAX]; /* of the engine whose jobs these are */
 };
 
 static uint64_t no_real_time(void)
@@ -88,7 +89,7 @@ static void setup(struct rig *rig, uint64_t payload_bytes_max)
     struct kvt_store_ns_config ns = {
         .epoch = 1, .block_tokens = BLOCK_TOKENS, .ranks = RANKS, .components_count = COMPONENTS};
 
-    *rig = (struct rig){.now_ns = 1};
+    *rig = (struct rig){.now_ns = 1, .home = {0, 1}};
     kvt_log_set_level(KVT_LOG_ERROR);
     CHECK(kvt_guard_install() == 0);
     CHECK(kvt_radix_new(&rig->radix, &radix) == 0);
@@ -184,6 +185,7 @@ static void submit(struct rig *rig, struct job *at, enum kvt_job_kind kind, stru
                                .tier = kind == KVT_JOB_RAISE ? KVT_TIER_DEVICE : KVT_TIER_HOST,
                                .deadline_ns = rig->now_ns + KVT_NS_PER_S,
                                .view = {&rig->layout[component], &at->engine_block, 0, 1},
+                               .home = rig->home,
                                .done = on_done,
                                .owner = at};
     kvt_store_submit(rig->store, &at->job, rig->now_ns);
@@ -259,7 +261,7 @@ static void test_home(void **state)
     (void)store_block(&rig, 1, 0); /* rank r on GPU r */
     assert_int_equal(slots_in(&rig, 0), 1);
     assert_int_equal(slots_in(&rig, 1), 1);
-    kvt_store_ns_set_home(rig.store, rig.ns, 0, 1);
+    rig.home[0] = 1;
     (void)store_block(&rig, 2, 0);
     assert_int_equal(slots_in(&rig, 0), 1);
     assert_int_equal(slots_in(&rig, 1), 3);
@@ -268,6 +270,29 @@ static void test_home(void **state)
     turn(&rig);
     (void)store_block(&rig, 3, 0); /* what is at home there goes to the other one */
     assert_int_equal(slots_in(&rig, 0), 2);
+    teardown(&rig);
+}
+
+/* Two engines of one model: each one's blocks are on its own GPUs, whoever came last. What is
+ * filled from a GPU goes to that one, whatever is said of its engine. */
+static void test_homes(void **state)
+{
+    struct rig rig;
+
+    (void)state;
+    setup(&rig, 0);
+    memset(rig.home, 1, sizeof(rig.home));
+    (void)store_block(&rig, 1, 0);
+    assert_int_equal(slots_in(&rig, 1), 2);
+    memset(rig.home, 0, sizeof(rig.home));
+    (void)store_block(&rig, 2, 0);
+    assert_int_equal(slots_in(&rig, 0), 2);
+    rig.layout[0].is_gpu = true;
+    rig.layout[0].gpu_zone = 1;
+    (void)store_block(&rig, 3, 0); /* rank 0 comes from GPU 1, and claims for both */
+    assert_int_equal(slots_in(&rig, 0), 3);
+    assert_int_equal(slots_in(&rig, 1), 3);
+    rig.layout[0].is_gpu = false;
     teardown(&rig);
 }
 
@@ -321,7 +346,7 @@ static void test_loss(void **state)
     (void)state;
     setup(&rig, 0);
     both = store_block(&rig, 1, 0);
-    kvt_store_ns_set_home(rig.store, rig.ns, 1, 0);
+    rig.home[1] = 0;
     only0 = store_block(&rig, 2, 0);
     fake_tier_lose_zone(rig.tiers[KVT_TIER_DEVICE], 1);
     fake_tier_revive_zone(rig.tiers[KVT_TIER_DEVICE], 1);
@@ -337,7 +362,7 @@ static void test_loss(void **state)
     assert_int_equal(stats.tiers[KVT_TIER_DEVICE].dropped[KVT_DROP_LOST], 1);
     assert_int_equal(stats.l1_zones[1].incarnation, 1);
     assert_int_equal(stats.l1_zones[1].out_ns, 0);
-    kvt_store_ns_set_home(rig.store, rig.ns, 1, 1);
+    rig.home[1] = 1;
     assert_int_equal(read_block(&rig, store_block(&rig, 1, 0), 1, 0), KVT_MOVE_DONE);
     teardown(&rig);
 }
@@ -506,11 +531,17 @@ static void test_again(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_home),         cmocka_unit_test(test_near),
-        cmocka_unit_test(test_too_large),    cmocka_unit_test(test_loss),
-        cmocka_unit_test(test_below_serves), cmocka_unit_test(test_cancelled_read),
-        cmocka_unit_test(test_half_filled),  cmocka_unit_test(test_copies_under_way),
-        cmocka_unit_test(test_gpu_client),   cmocka_unit_test(test_again),
+        cmocka_unit_test(test_home),
+        cmocka_unit_test(test_homes),
+        cmocka_unit_test(test_near),
+        cmocka_unit_test(test_too_large),
+        cmocka_unit_test(test_loss),
+        cmocka_unit_test(test_below_serves),
+        cmocka_unit_test(test_cancelled_read),
+        cmocka_unit_test(test_half_filled),
+        cmocka_unit_test(test_copies_under_way),
+        cmocka_unit_test(test_gpu_client),
+        cmocka_unit_test(test_again),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
