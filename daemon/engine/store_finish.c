@@ -18,14 +18,18 @@ static enum kvt_move_result result_of(int status, bool is_fill)
     }
 }
 
-/* Whether a failed transfer says that the bytes at its source are lost. */
+/* Whether a failed transfer says that the bytes at its source are lost. An error of a GPU (a launch
+ * that failed, no staging, the other end's memory) says nothing of them: if they were gone, so
+ * would be the GPU, or the check said BAD_SLOT. */
 static bool is_source_bad(const struct move *move)
 {
     if (move->status == KVT_XFER_BAD_SLOT)
         return true;
     if (move->status >= 0 && move->status != KVT_XFER_SHORT)
         return false; /* done, late, out of service, client gone */
-    return move->kind == MOVE_READ || move->kind == MOVE_BOUNCE || move->src != KVT_TIER_HOST;
+    if (move->kind == MOVE_BOUNCE || move->src == KVT_TIER_DISK)
+        return true;
+    return move->kind == MOVE_READ && move->src == KVT_TIER_HOST && !move->job->view.layout->is_gpu;
 }
 
 static void copy_unlink(struct kvt_store *store, struct cell *cell, struct move *move)

@@ -24,7 +24,7 @@ struct fake_tier {
     struct fake_tier_config config;
     uint8_t *memory; /* of device and disk */
     struct fake_xfer *xfers;
-    uint32_t count, spoiled;
+    uint32_t count, spoiled, failing;
     uint64_t random, now_ns, outage_end_ns, injected, bad_slots;
     bool is_faulty;
     struct kvt_tier_counters zones[KVT_ZONES_MAX];
@@ -219,6 +219,11 @@ static int run(struct fake_tier *tier, struct kvt_xfer *xfer, uint64_t start_ns)
         tier->outage_end_ns =
             tier->now_ns + fake_random(&tier->random) % tier->config.outage_ns_max;
         return KVT_XFER_OUT_OF_SERVICE;
+    }
+    if (tier->failing > 0) {
+        tier->failing--;
+        tier->injected++;
+        return -EIO;
     }
     if (chance(tier, tier->config.error_rate))
         return -EIO;
@@ -440,6 +445,11 @@ void fake_tier_spoil(struct fake_tier *tier, uint32_t count)
 {
     KVT_ASSERT(tier->config.id == KVT_TIER_DISK);
     tier->spoiled = count;
+}
+
+void fake_tier_fail(struct fake_tier *tier, uint32_t count)
+{
+    tier->failing = count;
 }
 
 uint64_t fake_tier_injected(const struct fake_tier *tier)

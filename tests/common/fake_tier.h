@@ -66,6 +66,8 @@ uint64_t fake_tier_injected(const struct fake_tier *tier);  /* failures so far *
 /* The next @count transfers out of the disk find a slot that has rotted, whatever is_faulty says.
  */
 void fake_tier_spoil(struct fake_tier *tier, uint32_t count);
+/* The next @count transfers end with -EIO, whatever is_faulty says. */
+void fake_tier_fail(struct fake_tier *tier, uint32_t count);
 
 /* splitmix64: the tests' generator. */
 static inline uint64_t fake_random(uint64_t *state)

@@ -496,6 +496,39 @@ static void test_gpu_client(void **state)
     teardown(&rig);
 }
 
+/* A GPU that fails a transfer says nothing of the bytes: copies in L1 and L2 stay, and serve later.
+ */
+static void test_errors(void **state)
+{
+    struct kvt_store_stats stats;
+    struct kvt_cell low, high;
+    struct rig rig;
+
+    (void)state;
+    setup(&rig, PAYLOAD_BYTES);
+    rig.layout[0].is_gpu = rig.layout[1].is_gpu = true;
+    rig.layout[0].gpu_zone = rig.layout[1].gpu_zone = 1;
+    high = store_block(&rig, 9, 0);
+    low = store_block(&rig, 9, 1); /* in L2 alone */
+    fake_tier_fail(rig.tiers[KVT_TIER_DEVICE], 3);
+    assert_int_equal(run(&rig, KVT_JOB_READ, low, 1, 0), KVT_MOVE_MISS);
+    assert_int_equal(run(&rig, KVT_JOB_READ, high, 0, 1), KVT_MOVE_MISS);
+    assert_int_equal(run(&rig, KVT_JOB_LOWER, high, 0, 0), KVT_MOVE_MISS);
+    assert_int_equal(kvt_store_ready_mask(rig.store, low), 1u << KVT_TIER_HOST);
+    assert_int_equal(kvt_store_ready_mask(rig.store, high), 1u << KVT_TIER_DEVICE);
+    assert_int_equal(read_block(&rig, low, 9, 1), KVT_MOVE_DONE);
+    assert_int_equal(read_block(&rig, high, 9, 0), KVT_MOVE_DONE);
+    /* The CPU that cannot read L2 for a client in host memory has found bad memory. */
+    rig.layout[1].is_gpu = false;
+    fake_tier_fail(rig.tiers[KVT_TIER_HOST], 1);
+    assert_int_equal(run(&rig, KVT_JOB_READ, low, 1, 0), KVT_MOVE_MISS);
+    assert_int_equal(kvt_store_ready_mask(rig.store, low), 0);
+    kvt_store_stats(rig.store, &stats);
+    assert_int_equal(stats.tiers[KVT_TIER_DEVICE].dropped[KVT_DROP_BAD], 0);
+    assert_int_equal(stats.tiers[KVT_TIER_HOST].dropped[KVT_DROP_BAD], 1);
+    teardown(&rig);
+}
+
 /* Out of service without a loss of its own is as good as lost; a second loss while the first is
  * worked off, too. */
 static void test_again(void **state)
@@ -542,6 +575,7 @@ int main(void)
         cmocka_unit_test(test_copies_under_way),
         cmocka_unit_test(test_gpu_client),
         cmocka_unit_test(test_again),
+        cmocka_unit_test(test_errors),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
