@@ -167,6 +167,30 @@ static void test_handles(void **state)
     set_world_free(world);
 }
 
+/* An answer that is no loss: the memory is closed all the same, or the engine that frees it never
+ * has it back. */
+static void test_close_after_an_error(void **state)
+{
+    static const int errors[] = {KVT_CUDA_INVALID_VALUE, KVT_CUDA_LAUNCH_FAILURE};
+    struct set_world *world = set_world_new(1);
+    struct kvt_device_memory memory;
+    struct kvt_region region;
+
+    (void)state;
+    assert_int_equal(set_world_open(world), 0);
+    memory = set_world_memory(world, 0);
+    for (size_t i = 0; i < KVT_COUNT_OF(errors); i++) {
+        assert_int_equal(open_region(world, &memory, &region), 0);
+        assert_int_equal(maps(), 1);
+        kvt_fake_cuda_fail(KVT_FAKE_CUDA_SET_DEVICE, 1, errors[i]);
+        kvt_device_region_close(world->tier, &region);
+        assert_true(kvt_fake_cuda_has_failed());
+        assert_int_equal(maps(), 0);
+    }
+    assert_int_equal(atomic_load(&set_world_gpu(world, 0).counters->losses), 0);
+    set_world_free(world);
+}
+
 static int answer_invalid_context(const uint8_t handle[KVT_CUDA_IPC_HANDLE_BYTES],
                                   uint64_t *ret_address)
 {
@@ -280,9 +304,13 @@ static void test_attach_during_recovery(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whose_memory), cmocka_unit_test(test_bounds),
-        cmocka_unit_test(test_handles),      cmocka_unit_test(test_handle_of_ourselves),
-        cmocka_unit_test(test_lost),         cmocka_unit_test(test_attach_during_recovery),
+        cmocka_unit_test(test_whose_memory),
+        cmocka_unit_test(test_bounds),
+        cmocka_unit_test(test_handles),
+        cmocka_unit_test(test_handle_of_ourselves),
+        cmocka_unit_test(test_lost),
+        cmocka_unit_test(test_attach_during_recovery),
+        cmocka_unit_test(test_close_after_an_error),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -89,8 +89,9 @@ static void close_handle(struct kvt_device_member *member, struct kvt_device_han
     KVT_ASSERT(open->users > 0);
     if (--open->users > 0)
         return;
-    /* Nobody comes back to it: what is not closed now is the engine's memory that stays taken. */
-    if (error != KVT_CUDA_OK && !kvt_cuda_is_sticky(error))
+    /* Nobody comes back to it: what is not closed now is the engine's memory that stays taken. Some
+     * answers may mean a loss or not; one that is lost says so again. */
+    if (error != KVT_CUDA_OK)
         error = calls->set_device(member->about.index);
     if (error == KVT_CUDA_OK)
         error = calls->ipc_close(open->address);
