@@ -48,7 +48,8 @@ struct set_world *set_world_new(uint32_t gpus)
                                    .crossover_bytes = 4096,
                                    .retry_min_ns = 2 * KVT_NS_PER_MS,
                                    .retry_max_ns = 8 * KVT_NS_PER_MS,
-                                   .sysfs = "/nowhere"};
+                                   .sysfs = "/nowhere",
+                                   .mps_pipes = "/nowhere"};
     return world;
 }
 

@@ -90,6 +90,7 @@ static int begin(void **state)
     for (int i = 0; i < GPUS_MAX; i++) {
         memset(cuda.info[i].uuid, 0xa0 + i % 10, sizeof(cuda.info[i].uuid));
         cuda.info[i].uuid[15] = (uint8_t)i;
+        cuda.info[i].sm = 80;
         (void)snprintf(cuda.info[i].name, sizeof(cuda.info[i].name), "NVIDIA Test");
         (void)snprintf(cuda.info[i].pci, sizeof(cuda.info[i].pci), "0000:%02x:00.0", i);
     }
@@ -98,7 +99,9 @@ static int begin(void **state)
                                         .bytes = 60 * KVT_GIB,
                                         .headroom_bytes = KVT_GIB,
                                         .staging_bytes = 64 * KVT_MIB,
-                                        .sysfs = "/nowhere"};
+                                        .sysfs = "/nowhere",
+                                        .mps_pipes = "/nowhere"};
+    assert_int_equal(unsetenv("CUDA_MPS_PIPE_DIRECTORY"), 0);
     return 0;
 }
 
@@ -167,6 +170,44 @@ static void test_gpus_that_cannot_be_used(void **state)
     config.gpus = "0, 2";
     expect_none(NULL, "none of 2 GPUs can be used; the first: GPU 0 is in compute mode "
                       "\"prohibited\": nvidia-smi -c DEFAULT");
+}
+
+static void test_too_old(void **state)
+{
+    struct kvt_probe probe;
+
+    (void)state;
+    cuda.info[0].sm = 75;
+    cuda.info[1].sm = 79;
+    assert_int_equal(kvt_probe_find(&calls, &config, NULL, &probe), 0);
+    assert_string_equal(probe.gpus[0].why,
+                        "GPU 0 (compute capability 7.5) is too old: 8.0 or newer is needed");
+    assert_int_equal(probe.gpus[0].state, KVT_GPU_REFUSED);
+    assert_int_equal(probe.gpus[1].state, KVT_GPU_REFUSED);
+    assert_int_equal(probe.gpus[2].state, KVT_GPU_OK);
+    config.gpus = "0";
+    expect_none(NULL, "GPU 0 (compute capability 7.5) is too old: 8.0 or newer is needed");
+}
+
+/* The daemon's context would be the only one; under MPS it is the server's. */
+static void test_exclusive(void **state)
+{
+    struct kvt_probe probe;
+
+    (void)state;
+    cuda.info[0].is_exclusive = true;
+    config.gpus = "0";
+    expect_none(NULL, "GPU 0 is in exclusive mode: engines could not use it beside kvtierd: "
+                      "nvidia-smi -c DEFAULT, or MPS");
+    assert_int_equal(setenv("CUDA_MPS_PIPE_DIRECTORY", "", 1), 0); /* set to nothing is not set */
+    expect_none(NULL, "GPU 0 is in exclusive mode: engines could not use it beside kvtierd: "
+                      "nvidia-smi -c DEFAULT, or MPS");
+    assert_int_equal(setenv("CUDA_MPS_PIPE_DIRECTORY", "/run/mps", 1), 0);
+    assert_int_equal(kvt_probe_find(&calls, &config, NULL, &probe), 0);
+    assert_int_equal(unsetenv("CUDA_MPS_PIPE_DIRECTORY"), 0);
+    config.mps_pipes = "/";
+    assert_int_equal(kvt_probe_find(&calls, &config, NULL, &probe), 0);
+    assert_int_equal(probe.gpus[0].state, KVT_GPU_OK);
 }
 
 static void test_choice(void **state)
@@ -426,6 +467,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_no_cuda_at_all, begin),
         cmocka_unit_test_setup(test_gpus_that_cannot_be_used, begin),
+        cmocka_unit_test_setup(test_too_old, begin),
+        cmocka_unit_test_setup(test_exclusive, begin),
         cmocka_unit_test_setup(test_choice, begin),
         cmocka_unit_test_setup(test_words_that_mean_nothing, begin),
         cmocka_unit_test_setup(test_room, begin),

@@ -66,7 +66,7 @@ static void test_whose_memory(void **state)
                    "GPU 1 cannot share memory between processes here: register host memory");
     memcpy(foreign.uuid, set_world_gpu(world, 2).info.uuid, sizeof(foreign.uuid));
     expect_refused(world, &foreign, KVT_REGION_E_NO_GPU,
-                   "is not used: GPU 2 is in exclusive mode and busy");
+                   "is not used: GPU 2 is in exclusive mode: engines could not use it");
     memset(foreign.uuid, 0x7e, sizeof(foreign.uuid));
     expect_refused(world, &foreign, KVT_REGION_E_NO_GPU,
                    "GPU-7e7e7e7e-7e7e-7e7e-7e7e-7e7e7e7e7e7e is not one of tiers.l1.gpus: add");

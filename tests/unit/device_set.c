@@ -76,7 +76,8 @@ static void test_refused(void **state)
     assert_int_equal(gpu.state, KVT_GPU_REFUSED);
     assert_null(gpu.counters);
     assert_string_equal(gpu.why,
-                        "GPU 0 is in exclusive mode and busy: nvidia-smi -c DEFAULT, or MPS");
+                        "GPU 0 is in exclusive mode: engines could not use it beside kvtierd: "
+                        "nvidia-smi -c DEFAULT, or MPS");
     gpu = set_world_gpu(world, 2);
     assert_int_equal(gpu.index, 1);
     assert_non_null(strstr(gpu.why, "GPU 1: 4.00 MiB wanted + 2.00 MiB staging + 1.00 MiB"));
@@ -85,9 +86,10 @@ static void test_refused(void **state)
     /* None. */
     world->config.gpus = "0, 1";
     assert_int_equal(set_world_open(world), KVT_DEVICE_E_NONE);
-    assert_string_equal(world->report.why,
-                        "none of 2 GPUs can be used; the first: GPU 0 is in exclusive mode and "
-                        "busy: nvidia-smi -c DEFAULT, or MPS");
+    assert_string_equal(
+        world->report.why,
+        "none of 2 GPUs can be used; the first: GPU 0 is in exclusive mode: engines "
+        "could not use it beside kvtierd: nvidia-smi -c DEFAULT, or MPS");
     /* The context of a GPU that is not used does not stay. */
     kvt_fake_cuda_count(&open);
     assert_int_equal(open.allocations + open.registered + open.pinned, 0);

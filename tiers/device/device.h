@@ -33,6 +33,7 @@ struct kvt_device_config {
     uint64_t retry_min_ns, retry_max_ns; /* between attempts to take a lost GPU back */
     bool is_export_allowed;              /* kvt_device_export */
     const char *sysfs;                   /* NULL: "/sys"; tests have another */
+    const char *mps_pipes;               /* NULL: "/tmp/nvidia-mps"; tests have another */
     /* How long close waits for a call of the driver that hangs before it leaves that thread, and
      * all that it may touch, behind; 0: 10 s. */
     uint64_t hang_ns;

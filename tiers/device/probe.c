@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "daemon/base/size.h"
 
@@ -14,6 +15,8 @@
 #define ERROR_COMPAT 804 /* the forward compatibility package is not for this GPU */
 
 #define VERSION_TEXT_BYTES 16u
+#define SM_MIN 80u                  /* the oldest for which the kernels are built */
+#define MPS_PIPES "/tmp/nvidia-mps" /* where CUDA looks if the environment does not say */
 
 /* ---- the words of the configuration ---------------------------------------------------------- */
 
@@ -257,8 +260,35 @@ struct shown {
     bool is_taken[KVT_PROBE_SHOWN_MAX];
 };
 
-static void show(const struct kvt_cuda_calls *calls, const char *sysfs, int count,
-                 struct shown *shown)
+/* Of the exclusive modes MPS alone lets a second process in: its server has the one context. */
+static bool has_mps(const struct kvt_device_config *config)
+{
+    const char *pipes = getenv("CUDA_MPS_PIPE_DIRECTORY");
+
+    if (pipes != NULL && pipes[0] != '\0')
+        return true;
+    return access(config->mps_pipes != NULL ? config->mps_pipes : MPS_PIPES, F_OK) == 0;
+}
+
+/* What no context is needed for. */
+static void judge(const struct kvt_device_config *config, struct kvt_device_gpu *gpu)
+{
+    const struct kvt_cuda_info *info = &gpu->info;
+
+    if (info->is_prohibited)
+        refuse(gpu, "GPU %d is in compute mode \"prohibited\": nvidia-smi -c DEFAULT", gpu->index);
+    else if (info->sm < SM_MIN)
+        refuse(gpu, "GPU %d (compute capability %u.%u) is too old: %u.%u or newer is needed",
+               gpu->index, info->sm / 10, info->sm % 10, SM_MIN / 10, SM_MIN % 10);
+    else if (info->is_exclusive && !has_mps(config))
+        refuse(gpu,
+               "GPU %d is in exclusive mode: engines could not use it beside kvtierd: "
+               "nvidia-smi -c DEFAULT, or MPS",
+               gpu->index);
+}
+
+static void show(const struct kvt_cuda_calls *calls, const struct kvt_device_config *config,
+                 int count, struct shown *shown)
 {
     shown->count = KVT_MIN(count, (int)KVT_PROBE_SHOWN_MAX);
     for (int i = 0; i < shown->count; i++) {
@@ -274,9 +304,8 @@ static void show(const struct kvt_cuda_calls *calls, const char *sysfs, int coun
         }
         gpu->info.name[sizeof(gpu->info.name) - 1] = '\0';
         gpu->info.pci[sizeof(gpu->info.pci) - 1] = '\0';
-        gpu->numa_node = kvt_probe_numa_node(sysfs, gpu->info.pci);
-        if (gpu->info.is_prohibited)
-            refuse(gpu, "GPU %d is in compute mode \"prohibited\": nvidia-smi -c DEFAULT", i);
+        gpu->numa_node = kvt_probe_numa_node(sysfs_of(config), gpu->info.pci);
+        judge(config, gpu);
     }
 }
 
@@ -375,7 +404,7 @@ int kvt_probe_find(const struct kvt_cuda_calls *calls, const struct kvt_device_c
                              report->why);
         return KVT_DEVICE_E_NONE;
     }
-    show(calls, sysfs_of(config), count, &shown);
+    show(calls, config, count, &shown);
     report->gpus_count =
         choices.is_all ? KVT_MIN((uint32_t)shown.count, KVT_PROBE_CHOICES_MAX) : choices.count;
     for (uint32_t i = 0; i < report->gpus_count; i++) {
