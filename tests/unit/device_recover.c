@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "daemon/base/clock.h"
 #include "tests/common/cmocka.h"
@@ -328,6 +329,95 @@ static void test_waits(void **state)
     set_world_free(world);
 }
 
+/* ---- two at once ------------------------------------------------------------------------------
+ */
+
+static struct kvt_cuda_calls plain;
+static atomic_int resetting, calling;
+static atomic_bool has_met;
+
+static int slow_reset(void)
+{
+    int r;
+
+    if (atomic_fetch_add(&resetting, 1) > 0 || atomic_load(&calling) > 0)
+        atomic_store(&has_met, true);
+    (void)usleep(3000);
+    r = plain.device_reset();
+    (void)atomic_fetch_sub(&resetting, 1);
+    return r;
+}
+
+/* Calls that concern the contexts of all GPUs. */
+static void call_begin(void)
+{
+    (void)atomic_fetch_add(&calling, 1);
+    if (atomic_load(&resetting) > 0)
+        atomic_store(&has_met, true);
+    (void)usleep(1000);
+}
+
+static int slow_pin(void *memory, uint64_t bytes)
+{
+    int r;
+
+    call_begin();
+    r = plain.pin(memory, bytes);
+    (void)atomic_fetch_sub(&calling, 1);
+    return r;
+}
+
+static int slow_alloc_pinned(uint64_t bytes, void **ret_memory)
+{
+    int r;
+
+    call_begin();
+    r = plain.alloc_pinned(bytes, ret_memory);
+    (void)atomic_fetch_sub(&calling, 1);
+    return r;
+}
+
+static int slow_open(const uint8_t handle[KVT_CUDA_IPC_HANDLE_BYTES], uint64_t *ret_address)
+{
+    int r;
+
+    call_begin();
+    r = plain.ipc_open(handle, ret_address);
+    (void)atomic_fetch_sub(&calling, 1);
+    return r;
+}
+
+/* Two GPUs are lost together, engines attach to a third: while one is reset nobody else is in a
+ * call that its context has a part in. */
+static void test_two_lost_at_once(void **state)
+{
+    struct set_world *world = set_world_new(3);
+    struct kvt_device_set *set;
+
+    (void)state;
+    plain = world->calls;
+    world->calls.device_reset = slow_reset;
+    world->calls.pin = slow_pin;
+    world->calls.alloc_pinned = slow_alloc_pinned;
+    world->calls.ipc_open = slow_open;
+    assert_int_equal(set_world_open(world), 0);
+    set = set_world_set(world);
+    for (uint32_t round = 1; round <= 10; round++) {
+        kvt_gpu_lose(set->members[0].gpu, KVT_CUDA_ECC);
+        kvt_gpu_lose(set->members[1].gpu, KVT_CUDA_ECC);
+        kvt_doorbell_ring(&set->members[0].bell);
+        kvt_doorbell_ring(&set->members[1].bell);
+        for (uint32_t i = 0; i < 10; i++) {
+            set_world_attach(world, 2);
+            set_world_detach(world, 2);
+        }
+        set_world_await(world, 0, round);
+        set_world_await(world, 1, round);
+    }
+    assert_false(atomic_load(&has_met));
+    set_world_free(world);
+}
+
 /* ---- a driver that hangs --------------------------------------------------------------------- */
 
 static sem_t hang, end;
@@ -400,6 +490,7 @@ int main(void)
         cmocka_unit_test(test_not_pinned_again),
         cmocka_unit_test(test_stuck),
         cmocka_unit_test(test_waits),
+        cmocka_unit_test(test_two_lost_at_once),
         cmocka_unit_test(test_a_reset_that_hangs),
     };
 

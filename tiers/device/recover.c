@@ -106,7 +106,34 @@ static void repin(struct kvt_device_member *member)
     kvt_gpu_set_host_pinned(member->gpu, is_pinned);
 }
 
-/* With `calls` held. 0, or CUDA's error and *ret_what, which call it was of. */
+static void unlock_others(struct kvt_device_member *member, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (i != member->zone)
+            KVT_ASSERT(pthread_mutex_unlock(&member->set->members[i].calls) == 0);
+}
+
+/* `recovery` and all `calls`, or nothing: somebody is in a call. */
+static bool lock_all(struct kvt_device_member *member)
+{
+    struct kvt_device_set *set = member->set;
+    uint32_t i = 0;
+
+    if (pthread_mutex_trylock(&set->recovery) != 0)
+        return false;
+    while (i < set->members_count && pthread_mutex_trylock(&set->members[i].calls) == 0)
+        i++;
+    if (i == set->members_count)
+        return true;
+    unlock_others(member, i);
+    if (i > member->zone)
+        KVT_ASSERT(pthread_mutex_unlock(&member->calls) == 0);
+    KVT_ASSERT(pthread_mutex_unlock(&set->recovery) == 0);
+    return false;
+}
+
+/* With all locked; the others are not when it returns. 0, or CUDA's error and *ret_what, which call
+ * it was of. */
 static int take_back(struct kvt_device_member *member, const char **ret_what)
 {
     const struct kvt_cuda_calls *calls = member->set->calls;
@@ -118,6 +145,7 @@ static int take_back(struct kvt_device_member *member, const char **ret_what)
     member->handles_count = 0;
     *ret_what = "reset";
     reset_error = calls->device_reset();
+    unlock_others(member, member->set->members_count);
     if (reset_error == KVT_CUDA_OK) {
         kvt_gpu_was_reset(member->gpu); /* nothing of the lost context lands any more */
         reset_error = calls->set_device(member->about.index);
@@ -139,13 +167,14 @@ static void attempt(struct kvt_device_member *member, uint64_t now_ns)
     const char *what = "";
     int error;
 
-    if (pthread_mutex_trylock(&member->calls) != 0) {
+    if (!lock_all(member)) {
         member->next_ns = kvt_time_add(now_ns, BUSY_NS);
         return;
     }
     member->attempts++;
     error = take_back(member, &what);
     KVT_ASSERT(pthread_mutex_unlock(&member->calls) == 0);
+    KVT_ASSERT(pthread_mutex_unlock(&member->set->recovery) == 0);
     now_ns = kvt_clock_mono_ns();
     if (error != KVT_CUDA_OK) {
         failed(member, what, error, now_ns);
@@ -206,12 +235,25 @@ static void unpin(struct kvt_device_set *set)
         (void)set->calls->unpin(set->config.host_memory);
 }
 
+/* False: another GPU is in a call that hangs. The process ends soon, and is not held up. */
+static bool lock_recovery(struct kvt_device_set *set)
+{
+    uint64_t until_ns = kvt_time_add(kvt_clock_mono_ns(), set->config.hang_ns / 2);
+    const struct timespec pause = {.tv_nsec = START_PAUSE_NS};
+    int r;
+
+    while ((r = pthread_mutex_trylock(&set->recovery)) != 0 && kvt_clock_mono_ns() < until_ns)
+        (void)nanosleep(&pause, NULL);
+    return r == 0;
+}
+
 /* What is open on the GPU, the GPU, and with the last of them the pages of L2. Of a context that is
  * lost nothing can be given back but all at once. */
 static void shut(struct kvt_device_member *member)
 {
     struct kvt_device_set *set = member->set;
     bool is_served = kvt_device_is_served(member);
+    bool is_alone = lock_recovery(set);
 
     for (uint32_t i = 0; i < member->handles_count && is_served; i++)
         (void)set->calls->ipc_close(member->handles[i].address);
@@ -220,6 +262,8 @@ static void shut(struct kvt_device_member *member)
         unpin(set);
     if (!is_served)
         (void)set->calls->device_reset();
+    if (is_alone)
+        KVT_ASSERT(pthread_mutex_unlock(&set->recovery) == 0);
 }
 
 static int order_of(const struct kvt_device_member *member)

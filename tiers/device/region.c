@@ -11,9 +11,11 @@
 #include <string.h>
 #include <time.h>
 
+#include "daemon/base/clock.h"
 #include "tiers/device/set.h"
 
 #define LOCK_PAUSE_NS KVT_NS_PER_MS
+#define RESET_LONG_NS (2u * KVT_NS_PER_S)
 #define HOST_INSTEAD "register host memory (a memfd) instead"
 
 /* ---- refusals ---------------------------------------------------------------------------------
@@ -136,11 +138,12 @@ static int take_handle(struct kvt_device_member *member,
 /* ---- regions ----------------------------------------------------------------------------------
  */
 
-/* False: the member went out of service, and what was opened in @incarnation is gone. Recovery
- * holds `calls` for long, and then it is; whoever else does is quick, or hangs in a driver that is
- * lost. */
+/* False: the member went out of service, and what was opened in @incarnation is gone. Its recovery
+ * holds `calls` for long, and then it is; whoever else does is quick, but for another GPU's reset
+ * that hangs: then what is open stays so until this one is reset, too, or closed. */
 static bool lock_served(struct kvt_device_member *member, uint32_t incarnation)
 {
+    uint64_t until_ns = kvt_time_add(kvt_clock_mono_ns(), RESET_LONG_NS);
     const struct timespec pause = {.tv_nsec = LOCK_PAUSE_NS};
 
     for (;;) {
@@ -149,6 +152,8 @@ static bool lock_served(struct kvt_device_member *member, uint32_t incarnation)
             return false;
         if (pthread_mutex_trylock(&member->calls) == 0)
             break;
+        if (kvt_clock_mono_ns() >= until_ns)
+            return false;
         (void)nanosleep(&pause, NULL);
     }
     if (kvt_device_is_served(member) &&

@@ -176,6 +176,7 @@ static void set_free(struct kvt_device_set *set)
         (void)pthread_mutex_destroy(&set->members[i].calls);
     }
     (void)pthread_mutex_destroy(&set->words);
+    (void)pthread_mutex_destroy(&set->recovery);
     kvt_free(set);
 }
 
@@ -434,6 +435,7 @@ static int set_new(struct kvt_device_set **ret_set, const struct kvt_device_conf
     if (set == NULL)
         return kvt_trace(-ENOMEM);
     KVT_ASSERT(pthread_mutex_init(&set->words, NULL) == 0);
+    KVT_ASSERT(pthread_mutex_init(&set->recovery, NULL) == 0);
     set->calls = calls;
     set->config = *config;
     set->current = -1;
@@ -468,7 +470,10 @@ int kvt_device_set_open(struct kvt_tier **ret_tier, const struct kvt_device_conf
     r = set_new(&set, config, calls, probe.report.gpus_count);
     if (r < 0)
         return r;
+    /* One that is open already may be lost while the next is opened. */
+    KVT_ASSERT(pthread_mutex_lock(&set->recovery) == 0);
     r = open_members(set, &probe);
+    KVT_ASSERT(pthread_mutex_unlock(&set->recovery) == 0);
     if (r == 0 && set->members_count == 0) {
         kvt_probe_tell_none(&probe);
         r = KVT_DEVICE_E_NONE;

@@ -22,7 +22,12 @@
  *   lock     covers                                     held by
  *   calls    handles, served, and CUDA calls on the     janitor, control: over those calls, so
  *            GPU that are not its thread's              nobody waits for it: trylock and look again
- *   words    state, why, lost_ns, export                any thread, for a copy of some bytes */
+ *   recovery reset to revive: one GPU at a time        control: trylock and look again; open
+ *   words    state, why, lost_ns, export                any thread, for a copy of some bytes
+ *
+ * No other thread may be in a call that concerns the contexts of all GPUs, or opens memory on
+ * one, while a GPU is reset. So a reset holds `recovery` and everybody's `calls`. A GPU's own
+ * thread makes calls on its own context alone. */
 #pragma once
 
 #include <pthread.h>
@@ -93,7 +98,7 @@ struct kvt_device_set {
     uint32_t members_count, refused_count;
     struct kvt_device_member members[KVT_ZONES_MAX];
     struct kvt_device_gpu refused[KVT_ZONES_MAX];
-    pthread_mutex_t words;
+    pthread_mutex_t words, recovery;
     uint32_t outstanding, reap_first; /* the engine's, and so is: */
     struct kvt_worker_queue finished; /* what no GPU had to see */
     atomic_bool is_stopping;
