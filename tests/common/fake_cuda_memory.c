@@ -220,33 +220,27 @@ int fake_pin(uint32_t device, void *pointer, uint64_t bytes)
             (uintptr_t)m->alias < (uintptr_t)pointer + bytes)
             memory = m;
     if (memory != NULL) {
-        bool is_same = memory->alias == pointer && memory->bytes == bytes;
-
-        if (!is_same || memory->is_on[device])
-            return KVT_CUDA_ALREADY_REGISTERED;
-    } else {
-        memory = fake_memory_new(FAKE_MEMORY_REGISTERED, device, bytes);
-        memory->alias = pointer;
+        /* A context that was made anew has to ask for it, to be on the safe side. */
+        if (memory->alias == pointer && memory->bytes == bytes)
+            memory->is_on[device] = true;
+        return KVT_CUDA_ALREADY_REGISTERED;
     }
+    memory = fake_memory_new(FAKE_MEMORY_REGISTERED, device, bytes);
+    memory->alias = pointer;
     memset(memory->is_on, true, sizeof(memory->is_on));
     return 0;
 }
 
+/* What was registered in its context is so no more, for whichever device; of another's context it
+ * has forgotten it. */
 void fake_device_forget(uint32_t device)
 {
     struct fake_memory *next;
 
     for (struct fake_memory *memory = fake_cuda.memories; memory != NULL; memory = next) {
         bool is_of_device = memory->device == device && memory->kind != FAKE_MEMORY_FOREIGN;
-        bool is_known = false;
-
         next = memory->next;
-        if (memory->kind == FAKE_MEMORY_REGISTERED) {
-            memory->is_on[device] = false;
-            for (uint32_t i = 0; i < fake_cuda.config.devices_count; i++)
-                is_known = is_known || memory->is_on[i];
-            is_of_device = !is_known;
-        }
+        memory->is_on[device] = memory->is_on[device] && memory->kind != FAKE_MEMORY_REGISTERED;
         if (is_of_device)
             fake_memory_drop(memory);
     }

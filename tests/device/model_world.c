@@ -171,11 +171,9 @@ bool world_open(struct world *world, const struct world_options *options)
     return true;
 }
 
-/* True: L2 stays pinned, for a device that is lost answers nothing else. */
-static bool detach(struct world *world)
+/* A device that is lost does none of it: its reset will. */
+static void detach(struct world *world)
 {
-    bool is_pinned = false;
-
     kvt_fake_cuda_fail(KVT_FAKE_CUDA_ANY, 0, 0);
     for (uint32_t c = 0; c < WORLD_CLIENTS; c++) {
         struct world_client *client = &world->clients[c];
@@ -191,27 +189,21 @@ static bool detach(struct world *world)
         if (world->clients[c].device == 0 && (c > 0 || !world->is_client_freed))
             (void)world->calls->ipc_close(world->clients[c].address);
     if (world->options.is_host_pinned)
-        is_pinned = world->calls->unpin(world->host_memory) != KVT_CUDA_OK;
-    return is_pinned;
+        (void)world->calls->unpin(world->host_memory);
 }
 
 void world_close(struct world *world)
 {
     bool is_lost = world->gpu != NULL && world_is_lost(world);
-    bool is_pinned;
 
     world->gpu = kvt_gpu_close(world->gpu);
     world->has_failed = kvt_fake_cuda_has_failed();
-    is_pinned = detach(world);
+    detach(world);
     /* What was lost nobody can free but a reset. */
     if (is_lost || world->options.is_sticky_expected) {
         set_current(world, 0);
         if (world->calls->device_reset() != KVT_CUDA_OK)
             world_fail(world, "a reset does not help");
-        set_current(world, 0);
-        if (is_pinned && world->calls->unpin(world->host_memory) != KVT_CUDA_OK)
-            world_fail(world, "unpin");
-        (void)world->calls->device_reset();
     }
     kvt_fake_cuda_deinit();
     for (uint32_t c = 0; c < WORLD_CLIENTS; c++) {

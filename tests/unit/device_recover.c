@@ -480,6 +480,65 @@ static void test_a_reset_that_hangs(void **state)
     set_world_free(world);
 }
 
+static int to_host(struct set_world *world, uint32_t zone, uint32_t slot)
+{
+    struct kvt_xfer xfer = set_world_xfer(world, 7);
+
+    set_world_header(world, slot, &xfer);
+    xfer.src = set_world_slot(world, zone, 2);
+    xfer.dst = set_world_host(world, slot);
+    return set_world_run(world, &xfer);
+}
+
+/* L2 is pinned in the context of GPU 0. While that is reset GPU 1 goes through staging, and when it
+ * is back no longer. */
+static void test_who_pinned_is_reset(void **state)
+{
+    struct set_world *world = set_world_new(2);
+    const struct kvt_gpu_counters *counters;
+    struct kvt_device_set *set;
+
+    (void)state;
+    assert_int_equal(sem_init(&hang, 0, 0), 0);
+    assert_int_equal(sem_init(&end, 0, 0), 0);
+    fake = world->calls;
+    world->calls.device_reset = hanging_reset;
+    assert_int_equal(set_world_open(world), 0);
+    set = set_world_set(world);
+    counters = set_world_gpu(world, 1).counters;
+    set_world_attach(world, 0);
+    set_world_attach(world, 1);
+    assert_int_equal(store(world, 1, 1), KVT_XFER_DONE);
+    assert_int_equal(to_host(world, 1, 1), KVT_XFER_DONE);
+    assert_int_equal(atomic_load(&counters->path_transfers[KVT_GPU_TO_HOST]), 1);
+    for (uint32_t round = 1; round <= 2; round++) {
+        kvt_gpu_lose(set->members[0].gpu, KVT_CUDA_ECC);
+        kvt_doorbell_ring(&set->members[0].bell);
+        while (sem_wait(&hang) != 0)
+            continue;
+        assert_int_equal(to_host(world, 1, 2), KVT_XFER_DONE);
+        assert_int_equal(atomic_load(&counters->path_transfers[KVT_GPU_STAGED_DOWN]), round);
+        assert_int_equal(atomic_load(&counters->path_transfers[KVT_GPU_TO_HOST]), round);
+        (void)sem_post(&end);
+        set_world_await(world, 0, round);
+        assert_int_equal(to_host(world, 1, 3), KVT_XFER_DONE);
+        assert_int_equal(atomic_load(&counters->path_transfers[KVT_GPU_TO_HOST]), round + 1);
+    }
+    /* GPU 1 pinned nothing: its reset is none of GPU 0's business. */
+    set_world_attach(world, 0);
+    assert_int_equal(store(world, 0, 0), KVT_XFER_DONE);
+    kvt_gpu_lose(set->members[1].gpu, KVT_CUDA_ECC);
+    kvt_doorbell_ring(&set->members[1].bell);
+    while (sem_wait(&hang) != 0)
+        continue;
+    assert_int_equal(to_host(world, 0, 4), KVT_XFER_DONE);
+    counters = set_world_gpu(world, 0).counters;
+    assert_int_equal(atomic_load(&counters->path_transfers[KVT_GPU_TO_HOST]), 1);
+    (void)sem_post(&end);
+    set_world_await(world, 1, 1);
+    set_world_free(world);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -492,6 +551,7 @@ int main(void)
         cmocka_unit_test(test_waits),
         cmocka_unit_test(test_two_lost_at_once),
         cmocka_unit_test(test_a_reset_that_hangs),
+        cmocka_unit_test(test_who_pinned_is_reset),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -121,10 +121,36 @@ static bool make_current(struct kvt_gpu *gpu)
     return gpu->is_current;
 }
 
+/* Copies between L2 itself and the device. */
+static bool is_at_host(const struct kvt_gpu *gpu)
+{
+    for (uint32_t f = 0; f < gpu->flights_count; f++) {
+        const struct kvt_gpu_flight *flight = &gpu->flights[f];
+
+        for (uint32_t m = 0; flight->state != KVT_GPU_FLIGHT_FREE && m < flight->members_count; m++)
+            if (flight->members[m].slot != NULL && flight->members[m].pinned_bytes == 0)
+                return true;
+    }
+    return false;
+}
+
+static void listen_to_pin(struct kvt_gpu *gpu)
+{
+    uint32_t said = atomic_load_explicit(&gpu->pin_said, memory_order_acquire);
+    bool is_pinned = (said & 1) != 0;
+
+    if (said == atomic_load_explicit(&gpu->pin_done, memory_order_relaxed))
+        return;
+    gpu->config.is_host_pinned = is_pinned;
+    if (is_pinned || !is_at_host(gpu))
+        atomic_store_explicit(&gpu->pin_done, said, memory_order_release);
+}
+
 static bool turn_serving(struct kvt_gpu *gpu, uint64_t now_ns)
 {
     bool has_moved = false;
 
+    listen_to_pin(gpu);
     if (!make_current(gpu))
         return true;
     gpu->copies_left = KVT_GPU_COPIES_PER_TURN;
@@ -174,8 +200,11 @@ static bool is_idle(const struct kvt_gpu *gpu)
 {
     uint32_t service = kvt_gpu_service(gpu);
 
+    bool has_listened = atomic_load_explicit(&gpu->pin_said, memory_order_acquire) ==
+                        atomic_load_explicit(&gpu->pin_done, memory_order_relaxed);
+
     return gpu->flights_busy == 0 && kvt_gpu_lanes_are_empty(gpu) &&
-           (service == KVT_GPU_SERVING || service == KVT_GPU_PARKED);
+           ((service == KVT_GPU_SERVING && has_listened) || service == KVT_GPU_PARKED);
 }
 
 /* A doorbell may ring for something to do, for a loss, and for the end. */
@@ -249,6 +278,8 @@ static int init(struct kvt_gpu *gpu, const struct kvt_gpu_config *config)
 
     gpu->config = *config;
     gpu->calls = config->calls;
+    atomic_init(&gpu->pin_said, config->is_host_pinned);
+    atomic_init(&gpu->pin_done, config->is_host_pinned);
     if (config->hang_ns == 0)
         gpu->config.hang_ns = KVT_GPU_HANG_NS;
     gpu->flights_count = KVT_GPU_LANES * config->streams * KVT_GPU_STREAM_FLIGHTS;
@@ -311,8 +342,23 @@ failed:
 
 void kvt_gpu_set_host_pinned(struct kvt_gpu *gpu, bool is_host_pinned)
 {
-    KVT_ASSERT(kvt_gpu_is_parked(gpu));
-    gpu->config.is_host_pinned = is_host_pinned; /* its thread reads it again after the revive */
+    uint32_t said = atomic_load_explicit(&gpu->pin_said, memory_order_relaxed);
+
+    if ((said & 1) == is_host_pinned)
+        return;
+    atomic_store_explicit(&gpu->pin_said, (said | 1) + 1 + is_host_pinned, memory_order_release);
+    kvt_doorbell_ring(&gpu->worker.bell);
+}
+
+bool kvt_gpu_has_left_host(const struct kvt_gpu *gpu)
+{
+    uint32_t said = atomic_load_explicit(&gpu->pin_said, memory_order_acquire);
+
+    if ((said & 1) != 0)
+        return false;
+    return atomic_load_explicit(&gpu->pin_done, memory_order_acquire) == said ||
+           (kvt_gpu_is_parked(gpu) &&
+            !atomic_load_explicit(&gpu->is_holding, memory_order_acquire));
 }
 
 int kvt_gpu_revive(struct kvt_gpu *gpu, int *ret_error)

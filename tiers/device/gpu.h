@@ -106,9 +106,11 @@ bool kvt_gpu_is_parked(const struct kvt_gpu *gpu);
  * queued end. Without this call they do KVT_GPU_HOLD_NS after the loss. */
 void kvt_gpu_was_reset(struct kvt_gpu *gpu);
 #define KVT_GPU_HOLD_NS (5u * KVT_NS_PER_S)
-/* It is parked: whether L2 is pinned from the next revive on. Copies to and from L2 that is not go
- * through staging. */
+/* Whether L2 is pinned, for copies that begin from now on. Those to and from L2 that is not go
+ * through staging. Any thread, one at a time. */
 void kvt_gpu_set_host_pinned(struct kvt_gpu *gpu, bool is_host_pinned);
+/* It was said that L2 is not pinned, and no copy that began before is under way. Any thread. */
+bool kvt_gpu_has_left_host(const struct kvt_gpu *gpu);
 /* Makes arena, staging, streams and events anew on a device that works again, and goes into
  * service. The device was reset: what is still held ends first. Results as open's; on failure it
  * stays parked. */

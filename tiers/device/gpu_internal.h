@@ -187,6 +187,9 @@ struct kvt_gpu {
     struct kvt_gpu_memory memory;
     bool is_current;                  /* the thread made this device its own */
     atomic_bool is_reset, is_holding; /* parked: nothing lands any more; transfers were queued */
+    /* Whether L2 is pinned, in the lowest bit: what was said last, and what has been done. The rest
+     * counts, so that what is done is not taken for another word's. */
+    _Atomic uint32_t pin_said, pin_done;
 
     /* The rest is the thread's. */
     struct kvt_ledger *ledger;

@@ -44,9 +44,7 @@ void kvt_device_say(struct kvt_device_member *member, enum kvt_gpu_state state, 
 
 int kvt_device_pin(struct kvt_device_set *set)
 {
-    int error = set->calls->pin(set->config.host_memory, set->config.host_memory_bytes);
-
-    return error == KVT_CUDA_ALREADY_REGISTERED ? KVT_CUDA_OK : error;
+    return set->calls->pin(set->config.host_memory, set->config.host_memory_bytes);
 }
 
 void kvt_device_export_make(struct kvt_device_member *member)

@@ -96,14 +96,65 @@ static void failed(struct kvt_device_member *member, const char *what, int error
                    is_sticky ? "; restart the daemon to take it back" : "");
 }
 
-/* L2 may have been pinned in the context that is gone; if not, this changes nothing. Copies of
- * memory that is not pinned go through staging. */
+static int pin_owner(const struct kvt_device_set *set)
+{
+    return atomic_load_explicit(&set->pin_owner, memory_order_seq_cst);
+}
+
+/* Tells the others whether L2 is pinned. Returns whether none has a copy under way that relies on
+ * it. */
+static bool tell_others(struct kvt_device_member *member, bool is_pinned)
+{
+    struct kvt_device_set *set = member->set;
+    bool have_left = true;
+
+    KVT_ASSERT(pthread_mutex_lock(&set->words) == 0);
+    for (uint32_t i = 0; i < set->members_count; i++) {
+        struct kvt_gpu *gpu = set->members[i].gpu;
+
+        if (i == member->zone || gpu == NULL)
+            continue;
+        kvt_gpu_set_host_pinned(gpu, is_pinned);
+        have_left = have_left && kvt_gpu_has_left_host(gpu);
+    }
+    KVT_ASSERT(pthread_mutex_unlock(&set->words) == 0);
+    return have_left;
+}
+
+/* With `recovery` held, so that nobody is told something else meanwhile. One that hangs is not
+ * waited for for ever. */
+static bool may_unpin(struct kvt_device_member *member, uint64_t now_ns)
+{
+    return pin_owner(member->set) != (int)member->zone || tell_others(member, false) ||
+           now_ns - member->about.lost_ns >= GUESTS_NS;
+}
+
+static bool reset(struct kvt_device_member *member, int *ret_error)
+{
+    int owner = (int)member->zone;
+
+    *ret_error = member->set->calls->device_reset();
+    if (*ret_error == KVT_CUDA_OK)
+        (void)atomic_compare_exchange_strong(&member->set->pin_owner, &owner, -1);
+    return *ret_error == KVT_CUDA_OK;
+}
+
+/* L2 may have been pinned in the context that is gone. While it is in one that is lost, and will
+ * be reset, nobody may rely on it. */
 static void repin(struct kvt_device_member *member)
 {
-    bool is_pinned = member->set->is_pinned && kvt_device_pin(member->set) == KVT_CUDA_OK;
+    struct kvt_device_set *set = member->set;
+    int owner = pin_owner(set), error = set->is_pinned ? kvt_device_pin(set) : KVT_CUDA_UNKNOWN;
+    bool is_ours = error == KVT_CUDA_OK || (error == KVT_CUDA_ALREADY_REGISTERED && owner < 0);
+    bool is_others = !is_ours && error == KVT_CUDA_ALREADY_REGISTERED &&
+                     owner != (int)member->zone && kvt_device_is_served(&set->members[owner]);
 
-    atomic_store_explicit(&member->has_pin, is_pinned, memory_order_seq_cst);
-    kvt_gpu_set_host_pinned(member->gpu, is_pinned);
+    is_ours = is_ours || (error == KVT_CUDA_ALREADY_REGISTERED && owner == (int)member->zone);
+    kvt_gpu_set_host_pinned(member->gpu, is_ours || is_others);
+    if (!is_ours)
+        return;
+    atomic_store_explicit(&set->pin_owner, (int)member->zone, memory_order_seq_cst);
+    (void)tell_others(member, true);
 }
 
 static void unlock_others(struct kvt_device_member *member, uint32_t count)
@@ -111,6 +162,12 @@ static void unlock_others(struct kvt_device_member *member, uint32_t count)
     for (uint32_t i = 0; i < count; i++)
         if (i != member->zone)
             KVT_ASSERT(pthread_mutex_unlock(&member->set->members[i].calls) == 0);
+}
+
+static void unlock_own(struct kvt_device_member *member)
+{
+    KVT_ASSERT(pthread_mutex_unlock(&member->calls) == 0);
+    KVT_ASSERT(pthread_mutex_unlock(&member->set->recovery) == 0);
 }
 
 /* `recovery` and all `calls`, or nothing: somebody is in a call. */
@@ -140,13 +197,14 @@ static int take_back(struct kvt_device_member *member, const char **ret_what)
     uint32_t incarnation =
         atomic_load_explicit(&member->tier->counters.incarnation, memory_order_seq_cst);
     int reset_error, error = KVT_CUDA_OK, r;
+    bool is_reset;
 
     /* What engines had open here goes with the context. */
     member->handles_count = 0;
     *ret_what = "reset";
-    reset_error = calls->device_reset();
+    is_reset = reset(member, &reset_error);
     unlock_others(member, member->set->members_count);
-    if (reset_error == KVT_CUDA_OK) {
+    if (is_reset) {
         kvt_gpu_was_reset(member->gpu); /* nothing of the lost context lands any more */
         reset_error = calls->set_device(member->about.index);
     }
@@ -171,10 +229,15 @@ static void attempt(struct kvt_device_member *member, uint64_t now_ns)
         member->next_ns = kvt_time_add(now_ns, BUSY_NS);
         return;
     }
+    if (!may_unpin(member, now_ns)) {
+        unlock_others(member, member->set->members_count);
+        unlock_own(member);
+        member->next_ns = kvt_time_add(now_ns, PARK_NS);
+        return;
+    }
     member->attempts++;
     error = take_back(member, &what);
-    KVT_ASSERT(pthread_mutex_unlock(&member->calls) == 0);
-    KVT_ASSERT(pthread_mutex_unlock(&member->set->recovery) == 0);
+    unlock_own(member);
     now_ns = kvt_clock_mono_ns();
     if (error != KVT_CUDA_OK) {
         failed(member, what, error, now_ns);
@@ -225,16 +288,6 @@ static bool is_stopping(const struct kvt_device_member *member)
     return atomic_load_explicit(&member->set->is_stopping, memory_order_seq_cst);
 }
 
-static void unpin(struct kvt_device_set *set)
-{
-    bool has_pin = false;
-
-    for (uint32_t i = 0; i < set->members_count; i++)
-        has_pin |= atomic_load_explicit(&set->members[i].has_pin, memory_order_seq_cst);
-    if (has_pin)
-        (void)set->calls->unpin(set->config.host_memory);
-}
-
 /* False: another GPU is in a call that hangs. The process ends soon, and is not held up. */
 static bool lock_recovery(struct kvt_device_set *set)
 {
@@ -247,6 +300,18 @@ static bool lock_recovery(struct kvt_device_set *set)
     return r == 0;
 }
 
+/* Others, who have not ended, no longer see it. */
+static struct kvt_gpu *take_gpu(struct kvt_device_member *member)
+{
+    struct kvt_gpu *gpu;
+
+    KVT_ASSERT(pthread_mutex_lock(&member->set->words) == 0);
+    gpu = member->gpu;
+    member->gpu = NULL;
+    KVT_ASSERT(pthread_mutex_unlock(&member->set->words) == 0);
+    return gpu;
+}
+
 /* What is open on the GPU, the GPU, and with the last of them the pages of L2. Of a context that is
  * lost nothing can be given back but all at once. */
 static void shut(struct kvt_device_member *member)
@@ -254,14 +319,16 @@ static void shut(struct kvt_device_member *member)
     struct kvt_device_set *set = member->set;
     bool is_served = kvt_device_is_served(member);
     bool is_alone = lock_recovery(set);
+    int error;
 
     for (uint32_t i = 0; i < member->handles_count && is_served; i++)
         (void)set->calls->ipc_close(member->handles[i].address);
-    member->gpu = kvt_gpu_close(member->gpu);
-    if (atomic_fetch_sub_explicit(&set->members_left, 1, memory_order_seq_cst) == 1)
-        unpin(set);
+    (void)kvt_gpu_close(take_gpu(member));
     if (!is_served)
-        (void)set->calls->device_reset();
+        (void)reset(member, &error);
+    if (atomic_fetch_sub_explicit(&set->members_left, 1, memory_order_seq_cst) == 1 &&
+        pin_owner(set) >= 0)
+        (void)set->calls->unpin(set->config.host_memory);
     if (is_alone)
         KVT_ASSERT(pthread_mutex_unlock(&set->recovery) == 0);
 }

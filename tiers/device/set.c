@@ -263,6 +263,9 @@ static void pin(struct kvt_device_set *set, struct kvt_device_report *report)
         return;
     }
     error = kvt_device_pin(set);
+    if (error == KVT_CUDA_ALREADY_REGISTERED)
+        error = KVT_CUDA_OK;
+    atomic_store_explicit(&set->pin_owner, error == KVT_CUDA_OK ? 0 : -1, memory_order_seq_cst);
     set->is_pinned = report->is_host_pinned = error == KVT_CUDA_OK;
     if (error != KVT_CUDA_OK)
         (void)snprintf(report->pin_why, sizeof(report->pin_why), "%.64s (%d)%s",
@@ -331,7 +334,6 @@ static void add_zone(struct kvt_device_set *set, struct kvt_device_member *membe
     member->about.counters = kvt_gpu_counters(member->gpu);
     member->about.tier_counters = &member->tier->counters;
     member->was_in_service = true;
-    atomic_store_explicit(&member->has_pin, set->is_pinned, memory_order_seq_cst);
     atomic_store_explicit(
         &member->served,
         atomic_load_explicit(&member->tier->counters.incarnation, memory_order_seq_cst),
@@ -353,6 +355,7 @@ static void drop_context(struct kvt_device_set *set, const struct kvt_device_gpu
     if (set->members_count == 0 && set->is_pinned) {
         (void)set->calls->unpin(set->config.host_memory);
         set->is_pinned = false;
+        atomic_store_explicit(&set->pin_owner, -1, memory_order_seq_cst);
     }
     if (set->current == gpu->index)
         (void)set->calls->device_reset();
@@ -439,6 +442,7 @@ static int set_new(struct kvt_device_set **ret_set, const struct kvt_device_conf
     set->calls = calls;
     set->config = *config;
     set->current = -1;
+    atomic_init(&set->pin_owner, -1);
     if (config->hang_ns == 0)
         set->config.hang_ns = HANG_NS_DEFAULT;
     if (config->stuck_ns == 0)

@@ -23,11 +23,16 @@
  *   calls    handles, served, and CUDA calls on the     janitor, control: over those calls, so
  *            GPU that are not its thread's              nobody waits for it: trylock and look again
  *   recovery reset to revive: one GPU at a time        control: trylock and look again; open
- *   words    state, why, lost_ns, export                any thread, for a copy of some bytes
+ *   words    state, why, lost_ns, export; of another    any thread, for a copy of some bytes
+ *            member: gpu
  *
  * No other thread may be in a call that concerns the contexts of all GPUs, or opens memory on
  * one, while a GPU is reset. So a reset holds `recovery` and everybody's `calls`. A GPU's own
- * thread makes calls on its own context alone. */
+ * thread makes calls on its own context alone.
+ *
+ * L2 is pinned once, for all, in the context of one GPU: `pin_owner`. With that context it is
+ * unpinned under the hands of all. So before its owner is reset the others are told to reach L2
+ * through staging, and what they had begun is waited for; they are told again when it is pinned. */
 #pragma once
 
 #include <pthread.h>
@@ -65,7 +70,6 @@ struct kvt_device_member {
     struct kvt_device_handle *handles;
     uint32_t handles_count;
 
-    atomic_bool has_pin; /* L2 is pinned for this GPU */
     bool has_export;
     struct kvt_device_export exported;
 
@@ -103,7 +107,8 @@ struct kvt_device_set {
     struct kvt_worker_queue finished; /* what no GPU had to see */
     atomic_bool is_stopping;
     atomic_uint members_left; /* whose control thread has not ended */
-    bool is_pinned;           /* L2, by us */
+    bool is_pinned;           /* L2, by us, at the start */
+    atomic_int pin_owner;     /* zone in whose context L2 is pinned now; -1: none. `recovery` */
     int current;              /* open's: CUDA's current device; -1: not known */
 };
 
@@ -124,7 +129,7 @@ bool kvt_device_is_served(const struct kvt_device_member *member);
 bool kvt_device_note_error(struct kvt_device_member *member, int error);
 void kvt_device_say(struct kvt_device_member *member, enum kvt_gpu_state state, const char *format,
                     ...) KVT_PRINTF(3, 4);
-/* Pins L2, if it is not. CUDA's error, or 0. */
+/* Pins L2 in the context of the current device, for all. CUDA's error, or 0. */
 int kvt_device_pin(struct kvt_device_set *set);
 /* Makes the handle of the arena, if exports are allowed. With `calls` held, or init-only. */
 void kvt_device_export_make(struct kvt_device_member *member);
