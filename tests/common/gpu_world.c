@@ -105,6 +105,7 @@ static void gpu_open(struct gpu_world *world)
     config.host_memory = world->l2;
     if (!world->config.is_unpinned)
         assert_int_equal(kvt_cuda_calls()->pin(world->l2, world->l2_bytes), 0);
+    world->gpu_config = config;
     assert_int_equal(kvt_gpu_open(&world->gpu, &config, &error), 0);
     world->tier = kvt_gpu_tier(world->gpu);
 }

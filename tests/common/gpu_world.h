@@ -28,6 +28,7 @@ struct gpu_world_config {
 struct gpu_world {
     struct gpu_world_config config;
     struct kvt_doorbell bell;
+    struct kvt_gpu_config gpu_config;
     struct kvt_gpu *gpu;
     struct kvt_tier *tier;
     uint8_t *l2;

@@ -101,7 +101,7 @@ static void test_refused(void **state)
                                            "tiers.l1.bytes)");
     kvt_fake_cuda_fail(KVT_FAKE_CUDA_STREAM_NEW, 2, KVT_CUDA_UNKNOWN);
     assert_int_equal(set_world_open(world), KVT_DEVICE_E_NONE);
-    assert_non_null(strstr(world->report.why, "GPU 2: its arena cannot be had: "));
+    assert_non_null(strstr(world->report.why, "GPU 2 cannot be used: "));
     assert_int_equal(set_world_open(world), 0);
     set_world_free(world);
 }

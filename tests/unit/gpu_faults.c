@@ -410,6 +410,58 @@ static void test_open_fails(void **state)
     kvt_doorbell_deinit(&bell);
 }
 
+static int wrong_quantise(void *stream, const struct kvt_quant_batch *batch)
+{
+    const struct kvt_quant_job *jobs = (const struct kvt_quant_job *)(uintptr_t)batch->jobs;
+    int r = kvt_kernels_host()->quantise(stream, batch);
+
+    *(uint8_t *)(uintptr_t)jobs[0].quantised ^= 1;
+    return r;
+}
+
+/* Launches that fail, wrong bytes, and no answer: not opened, and nothing is left; or not taken
+ * back, and then it is. */
+static void test_trial(void **state)
+{
+    enum { LAUNCHES = 12 };
+    static struct kvt_kernels wrong;
+    struct gpu_world_config config = plain;
+    struct gpu_world *world;
+    struct kvt_gpu *gpu;
+    struct kvt_xfer xfer;
+    int error;
+
+    (void)state;
+    config.hang_ns = 20 * KVT_NS_PER_MS;
+    wrong = *kvt_kernels_host();
+    config.kernels = &wrong;
+    world = gpu_world_new(&config);
+    for (uint64_t nth = 1; nth <= LAUNCHES; nth++) {
+        kvt_fake_cuda_fail(KVT_FAKE_CUDA_LAUNCH, nth, 209);
+        assert_int_equal(kvt_gpu_open(&gpu, &world->gpu_config, &error), -EIO);
+        assert_int_equal(error, 209);
+    }
+    kvt_fake_cuda_fail(KVT_FAKE_CUDA_ANY, 0, 0);
+    wrong.quantise = wrong_quantise;
+    assert_int_equal(kvt_gpu_open(&gpu, &world->gpu_config, &error), -EIO);
+    assert_int_equal(error, KVT_CUDA_INVALID_IMAGE);
+    wrong.quantise = kvt_kernels_host()->quantise;
+    assert_int_equal(store(world, &xfer, 0), 0);
+    kvt_gpu_lose(world->gpu, KVT_CUDA_ECC);
+    (void)kvt_gpu_turn(world->gpu);
+    gpu_world_reset(world);
+    kvt_fake_cuda_set_frozen(true);
+    assert_int_equal(kvt_gpu_revive(world->gpu, &error), -EIO);
+    assert_int_equal(error, KVT_CUDA_LAUNCH_TIMEOUT);
+    assert_true(kvt_gpu_is_parked(world->gpu));
+    assert_int_equal(kvt_gpu_arena(world->gpu), 0);
+    kvt_fake_cuda_set_frozen(false);
+    world->is_reset = false;
+    gpu_world_take_back(world);
+    assert_int_equal(store(world, &xfer, 0), 0);
+    gpu_world_free(world);
+}
+
 /* A GPU that does not answer any more is out of service before long, and comes back. */
 static void test_hang(void **state)
 {
@@ -419,14 +471,14 @@ static void test_hang(void **state)
     uint32_t taken;
 
     (void)state;
-    config.hang_ns = 20 * KVT_NS_PER_MS;
+    config.hang_ns = 500 * KVT_NS_PER_MS; /* the trial of revive has to be over in it, too */
     world = gpu_world_new(&config);
     assert_int_equal(store(world, &xfer, 0), 0);
     xfer.dst = xfer.src;
     xfer.src = gpu_world_device(world, 0);
     kvt_fake_cuda_set_frozen(true);
     assert_int_equal(kvt_tier_submit(world->tier, &one, 1, &taken), 0);
-    for (uint32_t i = 0; i < 1000 && !kvt_gpu_is_parked(world->gpu); i++) {
+    for (uint32_t i = 0; i < 5000 && !kvt_gpu_is_parked(world->gpu); i++) {
         (void)kvt_gpu_turn(world->gpu);
         usleep(1000);
     }
@@ -497,6 +549,7 @@ int main(void)
         cmocka_unit_test(test_no_room),
         cmocka_unit_test(test_client_gone),
         cmocka_unit_test(test_open_fails),
+        cmocka_unit_test(test_trial),
         cmocka_unit_test(test_hang),
         cmocka_unit_test(test_not_pinned_again),
         cmocka_unit_test(test_lost_with_a_thread),

@@ -23,6 +23,7 @@ enum {
     KVT_CUDA_OLD_DRIVER = 35,          /* also: no driver at all (its version is 0 then) */
     KVT_CUDA_DEVICES_UNAVAILABLE = 46, /* busy: exclusive mode, or prohibited */
     KVT_CUDA_NO_DEVICE = 100,
+    KVT_CUDA_INVALID_IMAGE = 200, /* also: kernels that make wrong bytes (gpu_trial.c) */
     KVT_CUDA_INVALID_CONTEXT = 201,
     KVT_CUDA_ECC = 214,
     KVT_CUDA_NVLINK = 220,

@@ -11,6 +11,7 @@
 
 #define SAME(theirs, ours) static_assert((int)(theirs) == (int)(ours), "CUDA's own numbers")
 SAME(cudaErrorInvalidValue, KVT_CUDA_INVALID_VALUE);
+SAME(cudaErrorInvalidKernelImage, KVT_CUDA_INVALID_IMAGE);
 SAME(cudaErrorMemoryAllocation, KVT_CUDA_NO_MEMORY);
 SAME(cudaErrorInitializationError, KVT_CUDA_NOT_INITIALIZED);
 SAME(cudaErrorInsufficientDriver, KVT_CUDA_OLD_DRIVER);

@@ -80,8 +80,9 @@ struct kvt_gpu_counters { /* relaxed atomics; any thread reads */
 
 struct kvt_gpu;
 
-/* Allocates the arena and staging, makes the streams, starts the thread. -ENOMEM: the memory is not
- * there (nothing is left allocated); -EIO: a call failed, *ret_error is CUDA's number. */
+/* Allocates the arena and staging, makes the streams, launches each kernel once, starts the thread.
+ * -ENOMEM: the memory is not there (nothing is left allocated); -EIO: a call or a launch failed,
+ * hung, or made wrong bytes (KVT_CUDA_INVALID_IMAGE): *ret_error is CUDA's number. */
 KVT_MUST_USE int kvt_gpu_open(struct kvt_gpu **ret_gpu, const struct kvt_gpu_config *config,
                               int *ret_error);
 /* Everything taken was reaped. NULL-proof; returns NULL. */

@@ -10,6 +10,7 @@
  *   file              does
  *   gpu.c             open, close, lose, revive, the thread and its turn
  *   gpu_memory.c      what is made on the device: arena, staging, lists, streams, events
+ *   gpu_trial.c       launches each kernel once, before it is in service
  *   gpu_lane.c        takes what was submitted, ends what is late, fills flights and starts them
  *   gpu_plan.c        one transfer -> member: where its bytes go through, what it needs
  *   gpu_runs.c        a view as contiguous runs, for the copy engine
@@ -218,6 +219,10 @@ bool kvt_gpu_worked(struct kvt_gpu *gpu, int error);
 KVT_MUST_USE int kvt_gpu_memory_make(struct kvt_gpu *gpu, int *ret_error);
 void kvt_gpu_memory_free(struct kvt_gpu *gpu);   /* idempotent */
 void kvt_gpu_memory_forget(struct kvt_gpu *gpu); /* the context is gone, and all with it */
+
+/* gpu_trial.c: CUDA's error. KVT_CUDA_INVALID_IMAGE: a kernel makes other bytes than the CPU does.
+ * What it queued is over, unless the error is sticky. The device is current; it may wait. */
+KVT_MUST_USE int kvt_gpu_trial(struct kvt_gpu *gpu);
 
 /* gpu_lane.c. True: something moved. */
 bool kvt_gpu_lanes_collect(struct kvt_gpu *gpu);

@@ -50,6 +50,8 @@ int kvt_gpu_memory_make(struct kvt_gpu *gpu, int *ret_error)
 
     if (error == KVT_CUDA_OK)
         error = make_streams(gpu);
+    if (error == KVT_CUDA_OK)
+        error = kvt_gpu_trial(gpu);
     if (error != KVT_CUDA_OK) {
         if (kvt_cuda_is_sticky(error))
             kvt_gpu_memory_forget(gpu);

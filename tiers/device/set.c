@@ -283,8 +283,8 @@ static void refuse_open(struct kvt_device_set *set, struct kvt_device_gpu *gpu, 
                        "GPU %d: its arena cannot be had: out of memory (lower tiers.l1.bytes)",
                        gpu->index);
     else if (error != KVT_CUDA_OK)
-        (void)snprintf(gpu->why, sizeof(gpu->why), "GPU %d: its arena cannot be had: %.48s (%d)",
-                       gpu->index, set->calls->error_name(error), error);
+        (void)snprintf(gpu->why, sizeof(gpu->why), "GPU %d cannot be used: %.64s (%d)", gpu->index,
+                       set->calls->error_name(error), error);
     else
         (void)snprintf(gpu->why, sizeof(gpu->why), "GPU %d: its threads cannot be had: %.48s",
                        gpu->index, strerrordesc_np(-result));
