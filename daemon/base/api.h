@@ -697,7 +697,8 @@ enum kvt_notice_kind {
     KVT_NOTICE_QUIESCED = 1,
     KVT_NOTICE_EPOCH = 2,
     KVT_NOTICE_LEASE_ENDED = 3,
-    KVT_NOTICE_REGIONS_LOST = 4, /* the GPU of the session's memory was lost: attach again */
+    KVT_NOTICE_REGIONS_LOST = 4, /* the GPU of the session's memory, or of what its engine reads in
+                                    place, was lost: attach again */
 };
 struct kvt_notice {
     enum kvt_notice_kind kind;
@@ -728,7 +729,7 @@ struct kvt_service {
 
 /* What the service calls to push a notice; given to the service by daemon/main with the server.
  * Any thread; never blocks; notices beyond a small bound a session are dropped but for QUIESCED,
- * of which there is at most one an op, and REGIONS_LOST, of which there is one a session. After
+ * of which there is at most one an op, and REGIONS_LOST, of which there is one a loss. After
  * DETACH was submitted the sink is not called again. */
 typedef void (*kvt_notify_fn)(struct kvt_session_sink *sink, const struct kvt_notice *notice);
 

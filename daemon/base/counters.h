@@ -47,7 +47,7 @@
     X(ATTACHES, "attaches", "", "sessions begun")                                                  \
     X(DETACHES, "detaches", "", "sessions ended")                                                  \
     X(HELD_IN_PLACE, "held_in_place", "", "shards of L1 that engines were told to read in place")  \
-    X(REGIONS_LOST, "regions_lost", "", "sessions whose memory's GPU was lost")                    \
+    X(REGIONS_LOST, "regions_lost", "", "sessions told that a GPU was lost")                       \
     X(RESETS, "resets", "", "namespaces reset")                                                    \
     X(EVICTS, "evicts", "", "Evict requests that were served")                                     \
     X(QUIESCED_LATE, "quiesced_late", "", "requests answered before their copies had ended")       \

@@ -9,7 +9,8 @@
  *
  * When a GPU is lost, so are all openings of memory on it. The engine compares the incarnations of
  * L1's zones with those that it saw last, once a turn, and tells the sessions concerned: their
- * moves answer CLIENT_GONE until they attach again. */
+ * moves answer CLIENT_GONE until they attach again. So it does those whose engine reads something
+ * of that GPU in place, wherever their own memory is. */
 #include <stdio.h>
 #include <string.h>
 
@@ -231,10 +232,14 @@ void eng_gpu_watch(struct kvt_engine *engine)
         eng_holds_lost(engine, changed);
     for (uint32_t i = 0; changed != 0 && i < KVT_SESSIONS_MAX; i++) {
         struct eng_session *session = engine->sessions[i].session;
+        bool has_lost;
 
-        if (session == NULL || session->is_told_lost || !has_lost_regions(engine, session))
+        if (session == NULL)
             continue;
-        session->is_told_lost = true;
+        has_lost = !session->is_told_lost && has_lost_regions(engine, session);
+        if (!has_lost && !eng_holds_is_told(session->group, changed))
+            continue;
+        session->is_told_lost |= has_lost;
         eng_count(engine, KVT_COUNTER_REGIONS_LOST, 1);
         eng_notify(engine, session, &notice);
     }

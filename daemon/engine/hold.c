@@ -5,8 +5,9 @@
  *   - it needs a lease, which from then on ends by Release or with its engine, never by time, and
  *     not by a Reset either: what was reset is served to nobody, but it stays where it is;
  *   - neither eviction nor an operator's Evict, nor a Demote that moves, gives its slots to others;
- *   - when a GPU is lost its arena is gone with all readers' imports of it: leases that hold
- *     something there end, and every session of their engine is told.
+ *   - when a GPU is lost its arena is gone with all readers' imports of it: every session of an
+ *     engine that holds something there is told so at once (REGIONS_LOST: one notice, which is
+ *     never dropped), and the leases end in slices.
  *
  * What is held is bounded, a part of L1 an engine; the rest is NO_ROOM. Holds of a lease that ended
  * are given back in slices. */
@@ -42,13 +43,23 @@ static void hold_give(struct kvt_engine *engine, struct eng_hold *hold)
 /* ---- leases that hold -------------------------------------------------------------------------
  */
 
+static void note_zone(struct eng_lease *lease, uint32_t zone)
+{
+    if ((lease->held_zones >> zone & 1u) != 0)
+        return;
+    lease->held_zones |= 1u << zone;
+    lease->group->holders_in[zone]++;
+}
+
 static void attach(struct kvt_engine *engine, struct eng_lease *lease, struct eng_hold *hold)
 {
-    if (lease->first_hold == 0)
+    if (lease->first_hold == 0) {
         kvt_list_push_back(&engine->holders, &lease->held_link);
+        engine->holders_count++;
+    }
     hold->next = lease->first_hold;
     lease->first_hold = (uint32_t)(hold - engine->holds) + 1;
-    lease->held_zones |= 1u << hold->held.zone;
+    note_zone(lease, hold->held.zone);
     lease->held_bytes += hold->bytes;
     lease->group->held_bytes += hold->bytes;
 }
@@ -57,18 +68,22 @@ void eng_holds_abandon(struct eng_lease *lease)
 {
     lease->group->held_bytes -= lease->held_bytes;
     lease->held_bytes = 0;
+    for (uint32_t zone = 0; zone < KVT_ZONES_MAX; zone++)
+        lease->group->holders_in[zone] -= lease->held_zones >> zone & 1u;
 }
 
-bool eng_holds_drop(struct kvt_engine *engine, struct eng_lease *lease)
+bool eng_holds_drop(struct kvt_engine *engine, struct eng_lease *lease, uint32_t *inout_budget)
 {
-    for (uint32_t i = 0; i < KVT_ENGINE_SLICE && lease->first_hold != 0; i++) {
+    for (; *inout_budget > 0 && lease->first_hold != 0; (*inout_budget)--) {
         struct eng_hold *hold = &engine->holds[lease->first_hold - 1];
 
         lease->first_hold = hold->next;
         kvt_store_unhold(engine->store, &hold->held);
         hold_give(engine, hold);
-        if (lease->first_hold == 0)
+        if (lease->first_hold == 0) {
             kvt_list_remove(&lease->held_link);
+            engine->holders_count--;
+        }
     }
     return lease->first_hold == 0;
 }
@@ -87,15 +102,40 @@ void eng_holds_keep(struct kvt_engine *engine, const struct eng_ns *ns)
 
 void eng_holds_lost(struct kvt_engine *engine, uint32_t zones)
 {
-    struct kvt_list *link = engine->holders.next;
+    engine->holders_lost_zones |= zones;
+    engine->holders_left = engine->holders_count; /* all of them, once more */
+}
 
-    while (link != &engine->holders) {
+bool eng_holds_is_told(const struct eng_group *group, uint32_t zones)
+{
+    for (uint32_t zone = 0; zone < KVT_ZONES_MAX; zone++)
+        if ((zones >> zone & 1u) != 0 && group->holders_in[zone] > 0)
+            return true;
+    return false;
+}
+
+/* Looked at from the front, and put to the back: new ones come behind those not seen so far, and
+ * nothing new is held in a zone before all that was held there is given back. */
+bool eng_holds_slice(struct kvt_engine *engine)
+{
+    uint32_t budget = KVT_ENGINE_SLICE;
+
+    for (; budget > 0 && engine->holders_left > 0; budget--, engine->holders_left--) {
+        struct kvt_list *link = engine->holders.next;
         struct eng_lease *lease = KVT_CONTAINER_OF(link, struct eng_lease, held_link);
 
-        link = link->next; /* the lease stays listed until its holds are given back */
-        if (lease->is_live && (lease->held_zones & zones) != 0)
+        if (kvt_list_is_empty(&engine->holders)) {
+            engine->holders_left = 0;
+            break;
+        }
+        kvt_list_remove(link);
+        kvt_list_push_back(&engine->holders, link);
+        if (lease->is_live && (lease->held_zones & engine->holders_lost_zones) != 0)
             eng_lease_end(engine, lease, true);
     }
+    if (engine->holders_left == 0)
+        engine->holders_lost_zones = 0;
+    return engine->holders_left > 0;
 }
 
 /* ---- the request ------------------------------------------------------------------------------
@@ -181,8 +221,9 @@ static enum kvt_move_result hold_one(struct kvt_engine *engine, struct eng_run *
 void eng_in_place_answer(struct kvt_engine *engine, struct eng_run *run)
 {
     struct kvt_ans_promote *ans = &run->op->ans.promote;
-    bool is_good =
-        run->end_code == KVT_CODE_OK && run->lease->is_live && run->epoch == run->ns->epoch;
+    bool is_good = run->end_code == KVT_CODE_OK && run->lease->is_live &&
+                   run->epoch == run->ns->epoch &&
+                   (run->lease->held_zones & engine->holders_lost_zones) == 0; /* about to end */
 
     ans->is_in_place = true;
     for (uint32_t i = 0; i < run->moves_count; i++) {
@@ -217,6 +258,8 @@ const char *eng_holds_check(const struct kvt_engine *engine)
 
     kvt_list_for_each (link, &engine->holders)
         listed++;
+    if (listed != engine->holders_count)
+        return "leases that hold something in place: the count is not the recount";
     for (uint32_t i = 0; i < engine->leases_made; i++) {
         const struct eng_lease *lease = &engine->leases[i];
         uint64_t bytes = 0;

@@ -123,10 +123,11 @@ struct eng_group {
     uint64_t reserved_bytes;
     uint64_t lookup_tokens, hit_tokens, promoted_bytes, demoted_bytes;
     uint64_t lookups, promotes, demotes, missed_moves;
-    uint64_t held_bytes;         /* of L1, read in place by it */
-    uint32_t runs_count;         /* of its sessions, detached ones too */
-    bool is_gpu;                 /* some session's memory is a GPU's */
-    uint8_t home[KVT_RANKS_MAX]; /* zones of L1: the GPUs that its ranks are on */
+    uint64_t held_bytes;                /* of L1, read in place by it */
+    uint32_t holders_in[KVT_ZONES_MAX]; /* its live leases that hold something there */
+    uint32_t runs_count;                /* of its sessions, detached ones too */
+    bool is_gpu;                        /* some session's memory is a GPU's */
+    uint8_t home[KVT_RANKS_MAX];        /* zones of L1: the GPUs that its ranks are on */
 };
 
 struct eng_layout { /* of one component */
@@ -365,7 +366,10 @@ struct kvt_engine {
     uint32_t leases_made, leases_count;
     struct eng_hold *holds; /* NULL: nothing is read in place */
     uint32_t holds_made, holds_free, holds_count;
-    struct kvt_list holders; /* leases that have some */
+    struct kvt_list holders;              /* leases that have some */
+    uint32_t holders_count, holders_left; /* left: not looked at since GPUs were lost */
+    uint32_t holders_lost_zones;          /* those GPUs, a bit each */
+    bool has_dying;                       /* leases ended since the last slice */
     struct eng_ticket *tickets;
     struct kvt_list tickets_free, tickets_dying;
     uint32_t tickets_made, tickets_count;
@@ -573,12 +577,16 @@ bool eng_in_place_is_valid(const struct kvt_engine *engine, struct kvt_op *op,
 /* Pins what was raised and says where it is; a move that cannot be is not DONE any more. */
 void eng_in_place_answer(struct kvt_engine *engine, struct eng_run *run);
 void eng_holds_abandon(struct eng_lease *lease); /* its group's books; the lease is being killed */
-/* A slice of a dead lease's; true: it has none (left). */
-bool eng_holds_drop(struct kvt_engine *engine, struct eng_lease *lease);
+/* Up to @inout_budget of a dead lease's; true: it has none (left). */
+bool eng_holds_drop(struct kvt_engine *engine, struct eng_lease *lease, uint32_t *inout_budget);
 /* After a Reset let all leases of the namespace go: not those. */
 void eng_holds_keep(struct kvt_engine *engine, const struct eng_ns *ns);
-void eng_holds_lost(struct kvt_engine *engine, uint32_t zones); /* a bit each */
-const char *eng_holds_check(const struct kvt_engine *engine);   /* NULL, or what is wrong */
+/* Leases that hold something in the lost zones, a bit each, are ended by the slices that follow. */
+void eng_holds_lost(struct kvt_engine *engine, uint32_t zones);
+bool eng_holds_slice(struct kvt_engine *engine); /* true: there is more */
+/* Whether sessions of the engine must hear of the loss. */
+bool eng_holds_is_told(const struct eng_group *group, uint32_t zones);
+const char *eng_holds_check(const struct kvt_engine *engine); /* NULL, or what is wrong */
 
 /* ticket.c */
 struct eng_ticket *eng_ticket_new(struct kvt_engine *engine, struct eng_session *session,

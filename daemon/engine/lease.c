@@ -101,7 +101,6 @@ static void lease_bury(struct kvt_engine *engine, struct eng_lease *lease)
     kvt_list_push_back(&engine->leases_free, &lease->link);
 }
 
-/* The session that asked; of what is read in place every session of the engine. */
 static void tell(struct kvt_engine *engine, const struct eng_lease *lease,
                  struct eng_session *session)
 {
@@ -109,12 +108,8 @@ static void tell(struct kvt_engine *engine, const struct eng_lease *lease,
         .kind = KVT_NOTICE_LEASE_ENDED,
         .handle = eng_handle(engine, ENG_HANDLE_LEASE, lease->idx, lease->generation)};
 
-    if (session != NULL && lease->first_hold == 0)
+    if (session != NULL)
         eng_notify(engine, session, &notice);
-    for (uint32_t i = 0; i < KVT_SESSIONS_MAX && lease->first_hold != 0; i++)
-        if (engine->sessions[i].session != NULL &&
-            engine->sessions[i].session->group == lease->group)
-            eng_notify(engine, engine->sessions[i].session, &notice);
 }
 
 static void lease_kill(struct kvt_engine *engine, struct eng_lease *lease, bool is_told)
@@ -141,11 +136,12 @@ void eng_lease_end(struct kvt_engine *engine, struct eng_lease *lease, bool is_t
 {
     lease_kill(engine, lease, is_told);
     kvt_list_remove(&lease->link);
-    if (lease->runs == 0 && eng_holds_drop(engine, lease)) {
+    if (lease->runs == 0 && lease->first_hold == 0) {
         lease_bury(engine, lease);
         return;
     }
     kvt_list_push_back(&engine->leases_dying, &lease->link);
+    engine->has_dying = true;
 }
 
 void eng_lease_use(struct kvt_engine *engine, struct eng_lease *lease)
@@ -160,9 +156,11 @@ void eng_lease_unuse(struct kvt_engine *engine, struct eng_lease *lease)
     KVT_ASSERT(lease->runs > 0);
     if (--lease->runs > 0)
         return;
-    if (!lease->is_live && eng_holds_drop(engine, lease))
-        lease_bury(engine, lease); /* else it is among the dying, and a slice does it */
-    else if (lease->is_live && lease->first_hold == 0)
+    if (!lease->is_live && lease->first_hold == 0)
+        lease_bury(engine, lease);
+    else if (!lease->is_live)
+        engine->has_dying = true; /* a slice gives back what it holds */
+    else if (lease->first_hold == 0)
         eng_timer_set(&engine->heap, &lease->timer, kvt_time_add(engine->now_ns, lease->idle_ns));
 }
 
@@ -179,15 +177,18 @@ bool eng_leases_slice(struct kvt_engine *engine)
 {
     struct kvt_list *list = &engine->leases_dying;
     struct kvt_list *last = list->prev;
+    uint32_t budget = KVT_ENGINE_SLICE; /* of leases, and of what they hold in place */
     bool has_holds = false;
 
-    for (uint32_t i = 0; i < KVT_ENGINE_SLICE && !kvt_list_is_empty(list); i++) {
+    engine->has_dying = false;
+    while (budget > 0 && !kvt_list_is_empty(list)) {
         struct kvt_list *link = list->next;
         struct eng_lease *lease = KVT_CONTAINER_OF(link, struct eng_lease, link);
 
+        budget--;
         if (lease->is_live)
             lease_kill(engine, lease, false);
-        if (lease->runs == 0 && eng_holds_drop(engine, lease)) {
+        if (lease->runs == 0 && eng_holds_drop(engine, lease, &budget)) {
             lease_bury(engine, lease);
         } else {
             has_holds |= lease->runs == 0;

@@ -171,11 +171,13 @@ bool kvt_engine_turn(struct kvt_engine *engine, uint64_t now_ns)
     has_more |= eng_parked_slice(engine);
     eng_catalog_slice(engine);
     has_more |= fire_timers(engine);
+    has_more |= eng_holds_slice(engine);
     has_more |= eng_leases_slice(engine);
     has_more |= eng_tickets_slice(engine);
     has_more |= eng_prefetch_slice(engine);
     eng_maintain_slice(engine);
     has_more |= eng_runs_pump(engine);
+    has_more |= engine->has_dying;
     if (engine->has_submitted) { /* hand what was submitted to the tiers before sleeping */
         engine->has_submitted = false;
         has_more |= kvt_store_turn(engine->store, engine->now_ns, KVT_ENGINE_TURN_BLOCKS);

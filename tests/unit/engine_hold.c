@@ -286,11 +286,55 @@ static void test_loss(void)
     fake_tier_revive_zone(fix.world.tiers[KVT_TIER_DEVICE], 0);
     pass_time(&fix, KVT_NS_PER_S);
     CHECK(leases(&fix) == 0);
-    CHECK(fix.world.notices[KVT_NOTICE_LEASE_ENDED] == 2);
+    CHECK(fix.world.notices[KVT_NOTICE_LEASE_ENDED] == 1);
+    CHECK(fix.world.notices[KVT_NOTICE_REGIONS_LOST] == 2);
     kvt_engine_store_stats(fix.world.engine, &stats);
     CHECK(stats.l1_zones[0].out_ns == 0 && stats.l1_zones[0].incarnation == 1);
     release(&fix, lease); /* may be repeated */
     client_detach(&scheduler, &fix.call);
+    teardown(&fix);
+}
+
+#define MANY 300u
+
+/* More leases than notices a session may have waiting, and than one turn ends: readers without
+ * memory on the GPU hear of it at once, once, and what they ask meanwhile holds nothing. */
+static void test_loss_of_many(void)
+{
+    struct world_config config = exporting;
+    struct client scheduler, reader;
+    struct fixture fix;
+
+    config.held_bytes_max = 1u << 30;
+    config.l2_bytes = 4u << 20; /* half of it may be leased */
+    setup(&fix, &config);
+    store_prompt(&fix, TAG, 4);
+    client_attach(&scheduler, &fix.world, &fix.call, 2, true, KVT_RANK_NONE);
+    client_attach(&reader, &fix.world, &fix.call, 2, true, 0);
+    for (uint32_t i = 0; i < MANY; i++) {
+        begin_in_place(&fix, world_lookup(&fix.call, &reader, TAG, 1, true), 1);
+        fix.call.op.req.promote.session = reader.session;
+        call_run(&fix.call);
+        CHECK_CODE(&fix.call.op, KVT_CODE_OK);
+        CHECK(done_count(&fix) == 1);
+    }
+    world_check(&fix.world);
+    fake_tier_lose_zone(fix.world.tiers[KVT_TIER_DEVICE], 1); /* nothing of theirs */
+    world_turn(&fix.world);
+    CHECK(fix.world.notices[KVT_NOTICE_REGIONS_LOST] == 0);
+    fake_tier_lose_zone(fix.world.tiers[KVT_TIER_DEVICE], 0);
+    world_turn(&fix.world);
+    CHECK(fix.world.notices[KVT_NOTICE_REGIONS_LOST] ==
+          3);                          /* two readers, and who has memory there */
+    CHECK(leases(&fix) >= MANY - 256); /* bounded */
+    world_check(&fix.world);
+    pass_time(&fix, KVT_NS_PER_S);
+    CHECK(leases(&fix) == 0);
+    CHECK(fix.world.notices[KVT_NOTICE_LEASE_ENDED] == MANY);
+    CHECK(fix.world.notices[KVT_NOTICE_REGIONS_LOST] == 3);
+    client_detach(&reader, &fix.call);
+    client_detach(&scheduler, &fix.call);
+    client_unmap(&reader);
     teardown(&fix);
 }
 
@@ -405,6 +449,7 @@ int main(void)
     test_stays();
     test_engine_ends();
     test_loss();
+    test_loss_of_many();
     test_lost_meanwhile();
     test_limit();
     test_slices();
