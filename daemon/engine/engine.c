@@ -205,7 +205,9 @@ static int make_pools(struct kvt_engine *engine)
         kvt_alloc_zeroed(KVT_ENGINE_ENTRIES_MAX, sizeof(engine->entry_buckets[0]));
     if (engine->config.gpu_memory.export_arena != NULL) {
         engine->holds = kvt_alloc_zeroed(KVT_ENGINE_HOLDS_MAX, sizeof(engine->holds[0]));
-        if (engine->holds == NULL)
+        engine->hold_buckets =
+            kvt_alloc_zeroed(KVT_ENGINE_HOLDS_MAX, sizeof(engine->hold_buckets[0]));
+        if (engine->holds == NULL || engine->hold_buckets == NULL)
             return kvt_trace(-ENOMEM);
     }
     engine->runs_pool = kvt_alloc_zeroed(engine->runs_max, sizeof(engine->runs_pool[0]));
@@ -307,6 +309,7 @@ struct kvt_engine *kvt_engine_free(struct kvt_engine *engine)
     eng_heap_deinit(&engine->heap);
     kvt_free(engine->leases);
     kvt_free(engine->holds);
+    kvt_free(engine->hold_buckets);
     kvt_free(engine->tickets);
     kvt_free(engine->entries);
     kvt_free(engine->entry_buckets);

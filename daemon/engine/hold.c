@@ -9,8 +9,8 @@
  *     engine that holds something there is told so at once (REGIONS_LOST: one notice, which is
  *     never dropped), and the leases end in slices.
  *
- * What is held is bounded, a part of L1 an engine; the rest is NO_ROOM. Holds of a lease that ended
- * are given back in slices. */
+ * What is held is bounded, a part of L1 an engine, in whole copies; the rest is NO_ROOM. Holds of a
+ * lease that ended are given back in slices. */
 #include <string.h>
 
 #include "daemon/engine/internal.h"
@@ -40,6 +40,52 @@ static void hold_give(struct kvt_engine *engine, struct eng_hold *hold)
     engine->holds_count--;
 }
 
+/* ---- the table: (lease, block) -> hold --------------------------------------------------------
+ */
+
+static uint32_t *bucket_of(struct kvt_engine *engine, const struct eng_lease *lease, uint32_t cell)
+{
+    uint64_t hash = ((uint64_t)lease->idx << 32 | cell) * 0x9e3779b97f4a7c15ull;
+
+    return &engine->hold_buckets[hash >> 32 & (KVT_ENGINE_HOLDS_MAX - 1)];
+}
+
+static struct eng_hold *find(struct kvt_engine *engine, const struct eng_lease *lease,
+                             uint32_t cell)
+{
+    uint32_t number = *bucket_of(engine, lease, cell);
+
+    while (number != 0) {
+        struct eng_hold *hold = &engine->holds[number - 1];
+
+        if (hold->lease_idx == lease->idx && hold->held.cell == cell)
+            return hold;
+        number = hold->hash_next;
+    }
+    return NULL;
+}
+
+static void enter(struct kvt_engine *engine, struct eng_lease *lease, struct eng_hold *hold)
+{
+    uint32_t *bucket = bucket_of(engine, lease, hold->held.cell);
+
+    hold->lease_idx = lease->idx;
+    hold->hash_next = *bucket;
+    *bucket = (uint32_t)(hold - engine->holds) + 1;
+}
+
+static void leave(struct kvt_engine *engine, const struct eng_lease *lease,
+                  const struct eng_hold *hold)
+{
+    uint32_t *at = bucket_of(engine, lease, hold->held.cell);
+
+    while (*at != (uint32_t)(hold - engine->holds) + 1) {
+        KVT_ASSERT(*at != 0);
+        at = &engine->holds[*at - 1].hash_next;
+    }
+    *at = hold->hash_next;
+}
+
 /* ---- leases that hold -------------------------------------------------------------------------
  */
 
@@ -60,6 +106,7 @@ static void attach(struct kvt_engine *engine, struct eng_lease *lease, struct en
     hold->next = lease->first_hold;
     lease->first_hold = (uint32_t)(hold - engine->holds) + 1;
     note_zone(lease, hold->held.zone);
+    enter(engine, lease, hold);
     lease->held_bytes += hold->bytes;
     lease->group->held_bytes += hold->bytes;
 }
@@ -78,6 +125,7 @@ bool eng_holds_drop(struct kvt_engine *engine, struct eng_lease *lease, uint32_t
         struct eng_hold *hold = &engine->holds[lease->first_hold - 1];
 
         lease->first_hold = hold->next;
+        leave(engine, lease, hold);
         kvt_store_unhold(engine->store, &hold->held);
         hold_give(engine, hold);
         if (lease->first_hold == 0) {
@@ -189,32 +237,41 @@ static bool name_arena(const struct kvt_engine *engine, const struct kvt_store_h
     return true;
 }
 
+/* A block is held once a lease, whatever ranks ask and how often: all of its shards are pinned. */
 static enum kvt_move_result hold_one(struct kvt_engine *engine, struct eng_run *run,
                                      const struct eng_moves *moves, uint32_t move,
                                      struct kvt_api_in_place *to)
 {
     struct kvt_ans_promote *ans = &run->op->ans.promote;
-    uint64_t bytes = run->ns->stored_bytes[moves->component];
+    uint64_t bytes = eng_cell_bytes(run->ns, moves->component);
+    struct kvt_store_held held;
     struct eng_hold *hold;
+    enum kvt_move_result result =
+        kvt_store_hold(engine->store, moves->cells[move], moves->shard, &held);
 
-    if (run->lease->group->held_bytes + bytes > engine->config.held_bytes_per_engine_max)
-        return KVT_MOVE_NO_ROOM;
-    hold = hold_take(engine);
-    if (hold == NULL)
-        return KVT_MOVE_NO_ROOM;
-    if (!kvt_store_hold(engine->store, moves->cells[move], moves->shard, &hold->held)) {
-        hold_give(engine, hold);
+    if (result != KVT_MOVE_DONE)
+        return result;
+    hold = find(engine, run->lease, held.cell);
+    if (!name_arena(engine, &held, ans)) {
+        kvt_store_unhold(engine->store, &held);
         return KVT_MOVE_MISS;
     }
-    if (!name_arena(engine, &hold->held, ans)) {
-        kvt_store_unhold(engine->store, &hold->held);
-        hold_give(engine, hold);
-        return KVT_MOVE_MISS;
+    if (hold != NULL) {
+        kvt_store_unhold(engine->store, &held);
+        note_zone(run->lease, held.zone);
+    } else {
+        if (run->lease->group->held_bytes + bytes <= engine->config.held_bytes_per_engine_max)
+            hold = hold_take(engine);
+        if (hold == NULL) {
+            kvt_store_unhold(engine->store, &held);
+            return KVT_MOVE_NO_ROOM;
+        }
+        hold->held = held;
+        hold->bytes = bytes;
+        attach(engine, run->lease, hold);
     }
-    hold->bytes = bytes;
-    to->zones[move] = hold->held.zone;
-    to->offsets_bytes[move] = hold->held.offset_bytes;
-    attach(engine, run->lease, hold);
+    to->zones[move] = held.zone;
+    to->offsets_bytes[move] = held.offset_bytes;
     return KVT_MOVE_DONE;
 }
 

@@ -45,7 +45,7 @@
 #define KVT_ENGINE_SLICE 256u         /* leases, tickets' entries and timers worked off a turn */
 #define KVT_ENGINE_PATH_CHUNK 512u
 
-#define KVT_ENGINE_HOLDS_MAX 262144u /* shards of L1 that engines read in place */
+#define KVT_ENGINE_HOLDS_MAX 262144u /* blocks of L1 that engines read in place; a power of 2 */
 #define KVT_ENGINE_OPENINGS_MAX 64u  /* Attaches whose memory on a GPU is being opened */
 #define KVT_ENGINE_DRAINS_MAX 16u    /* requests that wait for a drain */
 
@@ -183,9 +183,10 @@ struct eng_lease {
 };
 
 struct eng_hold {
-    uint32_t next; /* index + 1, of its lease or the free */
+    uint32_t next;                 /* index + 1, of its lease or the free */
+    uint32_t hash_next, lease_idx; /* a lease holds a block once */
     struct kvt_store_held held;
-    uint64_t bytes;
+    uint64_t bytes; /* of the copy, all shards */
 };
 
 struct eng_entry {                   /* one reserved cell of a ticket */
@@ -365,6 +366,7 @@ struct kvt_engine {
     struct kvt_list leases_free, leases_dying;
     uint32_t leases_made, leases_count;
     struct eng_hold *holds; /* NULL: nothing is read in place */
+    uint32_t *hold_buckets; /* by lease and block: index + 1 */
     uint32_t holds_made, holds_free, holds_count;
     struct kvt_list holders;              /* leases that have some */
     uint32_t holders_count, holders_left; /* left: not looked at since GPUs were lost */

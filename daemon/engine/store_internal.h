@@ -26,6 +26,9 @@
 #define STORE_MAGIC 0x4b565453u
 #define CELL_TOUCHES_MAX KVT_TOUCHES_MAX /* all bits of a cell's count */
 #define CELL_PINS_MAX 8191u
+#define CELL_HOLD_PINS_MAX                                                                         \
+    (CELL_PINS_MAX / 2) /* what is held in place leaves the rest to moves                          \
+                         */
 #define STORE_PENDING_BATCH 32u
 #define STORE_LOST_ENTRIES 4096u
 #define STORE_THROUGH_MAX 8192u

@@ -217,8 +217,8 @@ uint64_t kvt_store_l1_next_ns(const struct kvt_store *store)
 
 /* ---- readers in place ------------------------------------------------------------------------ */
 
-bool kvt_store_hold(struct kvt_store *store, struct kvt_cell handle, uint32_t rank,
-                    struct kvt_store_held *ret_held)
+enum kvt_move_result kvt_store_hold(struct kvt_store *store, struct kvt_cell handle, uint32_t rank,
+                                    struct kvt_store_held *ret_held)
 {
     struct cell *cell = kvt_store_cell_at(store, handle);
     const struct kvt_tier *tier = store->tiers[KVT_TIER_DEVICE].tier;
@@ -227,11 +227,13 @@ bool kvt_store_hold(struct kvt_store *store, struct kvt_cell handle, uint32_t ra
     uint32_t shards, zone;
 
     if (cell == NULL || !kvt_store_is_readable(cell, KVT_TIER_DEVICE) ||
-        kvt_store_l1_is_lost(store, cell) || cell->copies[KVT_TIER_DEVICE].pins == CELL_PINS_MAX)
-        return false;
+        kvt_store_l1_is_lost(store, cell))
+        return KVT_MOVE_MISS;
     shards = kvt_store_component(store, cell)->shards;
     if (shards > 1 && rank >= shards)
-        return false;
+        return KVT_MOVE_MISS;
+    if (cell->copies[KVT_TIER_DEVICE].pins >= CELL_HOLD_PINS_MAX)
+        return KVT_MOVE_NO_ROOM;
     slot = *kvt_store_slot(store, cell, KVT_TIER_DEVICE, shards == 1 ? 0 : rank);
     zone = kvt_slab_zone(slab, slot);
     *ret_held = (struct kvt_store_held){
@@ -243,7 +245,7 @@ bool kvt_store_hold(struct kvt_store *store, struct kvt_cell handle, uint32_t ra
     };
     kvt_store_pin(store, cell, KVT_TIER_DEVICE);
     store->l1.held++;
-    return true;
+    return KVT_MOVE_DONE;
 }
 
 void kvt_store_unhold(struct kvt_store *store, const struct kvt_store_held *held)

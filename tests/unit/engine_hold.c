@@ -380,24 +380,98 @@ static void test_limit(void)
     teardown(&fix);
 }
 
-/* More shards than one slice gives back. */
-static void test_slices(void)
+/* A lease that asks again holds no more than before, and is told the same. */
+static void test_again(void)
 {
     struct world_config config = exporting;
+    struct place places[8], again[8];
     struct kvt_handle lease;
     struct fixture fix;
 
-    config.held_bytes_max = 1u << 30;
+    config.held_bytes_max = 10 * 4096;
     setup(&fix, &config);
-    store_prompt(&fix, TAG, 32);
-    lease = world_lookup(&fix.call, &fix.client, TAG, 32, true);
-    for (uint32_t i = 0; i < 20; i++)
-        in_place(&fix, lease, 32); /* again and again: each is a hold */
-    release(&fix, lease);
+    lease = hold_prompt(&fix, places, 8);
+    for (uint32_t i = 0; i < 20; i++) {
+        in_place(&fix, lease, 8);
+        CHECK(done_count(&fix) == 8);
+        note_places(&fix, again, 8);
+        for (uint32_t k = 0; k < 8; k++)
+            CHECK(again[k].zone == places[k].zone &&
+                  again[k].offset_bytes == places[k].offset_bytes);
+    }
     world_check(&fix.world);
-    CHECK(leases(&fix) == 1); /* dead, not buried */
+    in_place(&fix, world_lookup(&fix.call, &fix.client, TAG, 8, true), 8);
+    CHECK(done_count(&fix) == 2); /* another lease's count again */
+    release(&fix, lease);
+    crowd(&fix);
+    CHECK(is_there(&fix, places, 2)); /* and stay when the first is gone */
+    teardown(&fix);
+}
+
+/* Of two ranks one holds: both shards are pinned, and counted; the other one's come with them. */
+static void test_ranks(void)
+{
+    struct world_config config = exporting;
+    struct client rank1;
+    struct kvt_handle lease, ticket;
+    struct fixture fix;
+
+    config.ranks = 2;
+    config.held_bytes_max = 5 * 4096;
+    setup(&fix, &config);
+    client_begin_attach_gpu(&rank1, &fix.world, &fix.call, 1, false, 1, 1);
+    call_run(&fix.call);
+    CHECK_CODE(&fix.call.op, KVT_CODE_OK);
+    rank1.session = fix.call.op.ans.attach.session;
+    ticket = world_reserve(&fix.call, &fix.client, TAG, 4);
+    for (uint32_t i = 0; i < 4; i++) {
+        client_fill(&fix.client, 0, TAG, i, i);
+        client_fill(&rank1, 0, TAG, i, i);
+    }
+    world_demote(&fix.call, &fix.client, ticket, 0, 4, 0);
+    call_run(&fix.call);
+    CHECK_CODE(&fix.call.op, KVT_CODE_OK);
+    world_demote(&fix.call, &rank1, ticket, 0, 4, 0);
+    call_run(&fix.call);
+    CHECK_CODE(&fix.call.op, KVT_CODE_OK);
+    lease = world_lookup(&fix.call, &fix.client, TAG, 4, true);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        begin_in_place(&fix, lease, 4);
+        fix.call.op.req.promote.session = rank == 0 ? fix.client.session : rank1.session;
+        call_run(&fix.call);
+        CHECK_CODE(&fix.call.op, KVT_CODE_OK);
+        CHECK(done_count(&fix) == 2);
+        CHECK(fix.call.op.ans.promote.in_place[0].zones[0] == rank);
+        world_check(&fix.world);
+    }
+    client_detach(&rank1, &fix.call);
+    client_unmap(&rank1);
+    teardown(&fix);
+}
+
+/* More than one slice gives back: leases of an engine that ends. */
+static void test_slices(void)
+{
+    struct world_config config = exporting;
+    struct client other;
+    struct fixture fix;
+
+    config.held_bytes_max = 1u << 30;
+    config.l2_bytes = 8u << 20; /* half of it may be leased */
+    setup(&fix, &config);
+    client_attach(&other, &fix.world, &fix.call, 2, true, 0);
+    store_prompt(&fix, TAG, 32);
+    for (uint32_t i = 0; i < 20; i++)
+        in_place(&fix, world_lookup(&fix.call, &fix.client, TAG, 32, true), 32);
+    CHECK(done_count(&fix) == 32);
+    client_detach(&fix.client, &fix.call);
+    world_check(&fix.world);
+    CHECK(leases(&fix) >= 10); /* dead, not buried */
     world_settle(&fix.world);
     world_check(&fix.world);
+    CHECK(leases(&fix) == 0);
+    client_unmap(&fix.client);
+    fix.client = other;
     teardown(&fix);
 }
 
@@ -452,6 +526,8 @@ int main(void)
     test_loss_of_many();
     test_lost_meanwhile();
     test_limit();
+    test_again();
+    test_ranks();
     test_slices();
     test_refusals();
     return 0;

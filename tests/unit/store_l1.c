@@ -529,6 +529,35 @@ static void test_errors(void **state)
     teardown(&rig);
 }
 
+/* However many hold a block in place, it can be read, copied down, and let go. */
+static void test_pins(void **state)
+{
+    static struct kvt_store_held held[8200];
+    enum kvt_move_result result = KVT_MOVE_DONE;
+    struct kvt_cell cell;
+    struct rig rig;
+    uint32_t count = 0;
+
+    (void)state;
+    setup(&rig, 0);
+    cell = store_block(&rig, 10, 0);
+    while (count < 8200) {
+        result = kvt_store_hold(rig.store, cell, 0, &held[count]);
+        if (result != KVT_MOVE_DONE)
+            break;
+        count++;
+    }
+    assert_int_equal(result, KVT_MOVE_NO_ROOM);
+    assert_true(count > 4000 && count < 5000);
+    assert_int_equal(read_block(&rig, cell, 10, 0), KVT_MOVE_DONE);
+    assert_int_equal(run(&rig, KVT_JOB_LOWER, cell, 0, 0), KVT_MOVE_DONE);
+    while (count > 0)
+        kvt_store_unhold(rig.store, &held[--count]);
+    assert_int_equal(kvt_store_hold(rig.store, cell, 0, &held[0]), KVT_MOVE_DONE);
+    kvt_store_unhold(rig.store, &held[0]);
+    teardown(&rig);
+}
+
 /* Out of service without a loss of its own is as good as lost; a second loss while the first is
  * worked off, too. */
 static void test_again(void **state)
@@ -576,6 +605,7 @@ int main(void)
         cmocka_unit_test(test_gpu_client),
         cmocka_unit_test(test_again),
         cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_pins),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
