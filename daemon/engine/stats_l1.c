@@ -134,6 +134,18 @@ bool eng_l1_stats(const struct kvt_engine *engine, struct kvt_op *op,
 /* ---- in one line ------------------------------------------------------------------------------
  */
 
+#define GPU_NAME_BYTES 96u
+
+/* "GPU 3 NVIDIA H200". One that nobody has is known by its UUID alone, which the reason says. */
+static void name_gpu(const struct kvt_device_gpu *gpu, char ret_name[GPU_NAME_BYTES])
+{
+    if (gpu->index < 0)
+        (void)snprintf(ret_name, GPU_NAME_BYTES, "GPU");
+    else
+        (void)snprintf(ret_name, GPU_NAME_BYTES, "GPU %d%s%.64s", gpu->index,
+                       gpu->info.name[0] != '\0' ? " " : "", gpu->info.name);
+}
+
 size_t eng_l1_describe(const struct kvt_engine *engine, const char *before, char *ret_text,
                        size_t size)
 {
@@ -141,6 +153,7 @@ size_t eng_l1_describe(const struct kvt_engine *engine, const char *before, char
         [KVT_GPU_LOST] = "is lost", [KVT_GPU_REFUSED] = "is not used"};
     const struct kvt_tier *tier = engine->config.store.tiers[KVT_TIER_DEVICE];
     const struct kvt_device_report *report = engine->config.l1.report;
+    char name[GPU_NAME_BYTES];
     struct kvt_device_gpu gpu;
     size_t bytes = 0;
 
@@ -150,9 +163,9 @@ size_t eng_l1_describe(const struct kvt_engine *engine, const char *before, char
     for (uint32_t i = 0; i < KVT_API_GPUS_MAX && kvt_device_gpu(tier, i, &gpu); i++) {
         if (gpu.state == KVT_GPU_OK || bytes >= size)
             continue;
-        bytes += (size_t)snprintf(ret_text + bytes, size - bytes, "%sGPU %d %s %s: %s",
-                                  bytes > 0 ? ", " : before, gpu.index, gpu.info.name,
-                                  states[gpu.state], gpu.why);
+        name_gpu(&gpu, name);
+        bytes += (size_t)snprintf(ret_text + bytes, size - bytes, "%s%s %s: %s",
+                                  bytes > 0 ? ", " : before, name, states[gpu.state], gpu.why);
     }
     return KVT_MIN(bytes, size - 1);
 }

@@ -171,6 +171,29 @@ static void test_health(struct call *call)
     gpus_count = GPUS + 1;
 }
 
+/* tiers.l1.gpus names GPUs that are not there: by UUID it has no index either, and neither has a
+ * name. */
+static void test_not_there(struct call *call)
+{
+    struct kvt_device_gpu *gpu = &gpus[GPUS];
+    const struct kvt_ans_stats *stats;
+
+    gpus[1].state = KVT_GPU_OK;
+    *gpu = (struct kvt_device_gpu){.index = -1, .numa_node = -1, .state = KVT_GPU_REFUSED};
+    (void)snprintf(gpu->why, sizeof(gpu->why), "no GPU-deadbeef; there are: 0");
+    call_begin(call, KVT_OP_HEALTH);
+    call_run(call);
+    CHECK(is(call->op.ans.health.degraded, "GPU is not used: no GPU-deadbeef; there are: 0"));
+    stats = ask(call);
+    CHECK(stats->gpus[GPUS].index == KVT_API_GPU_INDEX_NONE && is(stats->gpus[GPUS].name, ""));
+    gpu->index = 7;
+    (void)snprintf(gpu->why, sizeof(gpu->why), "no GPU 7; there are: 0");
+    call_begin(call, KVT_OP_HEALTH);
+    call_run(call);
+    CHECK(is(call->op.ans.health.degraded, "GPU 7 is not used: no GPU 7; there are: 0"));
+    make_gpus();
+}
+
 /* L1 is to be on GPUs, and there is none. */
 static void test_off(void)
 {
@@ -238,6 +261,7 @@ int main(void)
     call_init(&call, &world);
     test_gpus(&world, &call);
     test_health(&call);
+    test_not_there(&call);
     test_many(&call);
     call_deinit(&call);
     world_settle(&world);

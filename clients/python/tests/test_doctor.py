@@ -118,9 +118,13 @@ def test_what_is_degraded_is_said() -> None:
     stats.l1.why = "no NVIDIA driver"
     stats.gpus.add(index=0, name="NVIDIA H200")
     stats.gpus.add(index=3, name="NVIDIA T4", state=2, why="sm_75 is too old")
+    stats.gpus.add(index=2**32 - 1, state=2, why="no GPU-deadbeef; there are: 0")
+    stats.gpus.add(index=7, state=2, why="no GPU 7; there are: 0")
     assert [finding.text for finding in doctor._gpus(stats)] == [
         "off: no NVIDIA driver",
         "GPU 3 NVIDIA T4 is not used: sm_75 is too old",
+        "GPU is not used: no GPU-deadbeef; there are: 0",
+        "GPU 7 is not used: no GPU 7; there are: 0",
     ]
     tiers = list(doctor._tiers(stats))
     assert [finding.level for finding in tiers] == ["warn", "warn"]
@@ -133,3 +137,19 @@ def test_what_is_degraded_is_said() -> None:
     assert doctor._index(stats).level == "warn"
     assert doctor._version_there(stats).level == "warn"
     assert "2 sessions, 10 tokens looked up, 90% hit" in doctor._engines(stats).text
+
+
+def test_stats_say_what_a_gpu_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stats = pb.StatsAnswer(version="9.9")
+    stats.gpus.add(index=0, name="NVIDIA H200", arena_bytes=64)
+    stats.gpus.add(index=2**32 - 1, state=2, why="no GPU-deadbeef; there are: 0")
+    monkeypatch.setattr(kvtier.Client, "__init__", lambda *_, **__: None)
+    monkeypatch.setattr(kvtier.Client, "close", lambda _: None)
+    monkeypatch.setattr(kvtier.Client, "stats", lambda _: stats)
+    assert main(["stats", "--socket", "/nowhere"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "GPU 0 NVIDIA H200: ok, 0 of 64 bytes",
+        "GPU: not used: no GPU-deadbeef; there are: 0, 0 of 0 bytes",
+    ]

@@ -31,7 +31,7 @@ def _stats(socket: str) -> int:
     for gpu in stats.gpus:
         state = states[gpu.state] if gpu.state < len(states) else "unknown"
         print(
-            f"GPU {gpu.index} {gpu.name}: {state}{': ' if gpu.why else ''}{gpu.why}, "
+            f"{doctor.gpu_name(gpu)}: {state}{': ' if gpu.why else ''}{gpu.why}, "
             f"{gpu.used_bytes} of {gpu.arena_bytes} bytes"
         )
     for space in stats.namespaces:

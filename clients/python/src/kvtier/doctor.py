@@ -52,6 +52,7 @@ _NEARLY_FULL = 0.97
 _TIER_OUT, _TIER_OFF = 1, 2
 _DEVICE_STATES = {1: "is out of service (its blocks are kept)", 2: "was lost"}
 _GPU_STATES = {1: "is lost", 2: "is not used"}
+_GPU_INDEX_NONE = 2**32 - 1
 _INDEX_STATES = {0: "is being loaded", 1: "is being rebuilt", 3: "was lost"}
 
 
@@ -234,6 +235,13 @@ def _tiers(stats: Any) -> Iterator[Finding]:
             yield Finding("ok", name, text)
 
 
+def gpu_name(gpu: Any) -> str:
+    """ "GPU 3 NVIDIA H200". One that nobody has is known by its UUID alone; the reason says it."""
+    if gpu.index == _GPU_INDEX_NONE:
+        return "GPU"
+    return f"GPU {gpu.index} {gpu.name}".rstrip()
+
+
 def _gpus(stats: Any) -> Iterator[Finding]:
     """L1 that is to be on GPUs, where something keeps it from that; nothing otherwise."""
     remedy = "kvtier-ctl doctor on the node says what to do; L2 and L3 serve"
@@ -241,7 +249,7 @@ def _gpus(stats: Any) -> Iterator[Finding]:
         yield Finding("warn", "L1", f"off: {stats.l1.why}", remedy)
     for gpu in stats.gpus:
         if gpu.state in _GPU_STATES:
-            text = f"GPU {gpu.index} {gpu.name} {_GPU_STATES[gpu.state]}: {gpu.why}"
+            text = f"{gpu_name(gpu)} {_GPU_STATES[gpu.state]}: {gpu.why}"
             yield Finding("warn", "GPU", text, remedy)
 
 
