@@ -156,6 +156,7 @@ static void test_handles(void **state)
     expect_refused(world, &bad, KVT_REGION_E_HANDLE, "CUDA does not open the handle: ");
     memset(bad.handle, 0, sizeof(bad.handle));
     expect_refused(world, &bad, KVT_REGION_E_HANDLE, "is it cudaIpcGetMemHandle's");
+    expect_refused(world, &bad, KVT_REGION_E_HANDLE, "may have to run as kvtierd's user");
     for (size_t i = 0; i < KVT_COUNT_OF(errors); i++) {
         kvt_fake_cuda_fail(KVT_FAKE_CUDA_IPC_OPEN, 1, errors[i]);
         expect_refused(world, &memory, KVT_REGION_E_HANDLE, "CUDA does not open the handle: ");

@@ -66,8 +66,9 @@ static int refuse_handle(struct kvt_device_member *member, int error,
     if (kvt_device_note_error(member, error))
         return refuse_lost(member, ret_why);
     return refuse(KVT_REGION_E_HANDLE, ret_why,
-                  "CUDA does not open the handle: %.40s (%d): is it cudaIpcGetMemHandle's, of a "
-                  "process that lives, not of expandable segments or a pool?",
+                  "CUDA does not open the handle: %.32s (%d): is it cudaIpcGetMemHandle's, not of "
+                  "a pool or expandable segments, of a live process? That may have to run as "
+                  "kvtierd's user",
                   member->set->calls->error_name(error), error);
 }
 
