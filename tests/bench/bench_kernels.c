@@ -8,8 +8,10 @@
 #include <string.h>
 
 #include "daemon/base/hash.h"
+#include "kernels/check.h"
 #include "kernels/kvt_kernels.h"
 #include "tests/bench/bench.h"
+#include "tiers/copy.h"
 
 #define MEMORY_BYTES (256u << 20)
 #define PAYLOAD_BYTES (1u << 20)
@@ -151,6 +153,31 @@ static double call_sum(struct world *world, bool is_warm, bool is_check)
     return gbps(times * bytes, started_ns);
 }
 
+/* What the thread of a GPU does with a payload that came down into L2, before it seals the slot. */
+static double call_seal(struct world *world, bool is_sealed)
+{
+    uint64_t started_ns = bench_now_ns(), sum = 0;
+
+    for (uint32_t i = 0; i < A_CALL; i++) {
+        const uint8_t *payload = source_at(world, i);
+        struct kvt_hash_stream hash;
+
+        if (!is_sealed) {
+            memcpy(payload_at(world, i), payload, PAYLOAD_BYTES);
+            continue;
+        }
+        kvt_hash_stream_init(&hash, 0);
+        for (uint64_t at = 0; at < PAYLOAD_BYTES; at += KVT_COPY_CHUNK_BYTES) {
+            kvt_hash_stream_update(&hash, payload + at, KVT_COPY_CHUNK_BYTES);
+            sum += kvt_check64_part(payload + at, KVT_COPY_CHUNK_BYTES, at / 8);
+        }
+        sum += kvt_hash_stream_digest(&hash);
+    }
+    bench_use(sum);
+    world->next = (world->next + A_CALL) % PAYLOADS;
+    return gbps((uint64_t)A_CALL * PAYLOAD_BYTES, started_ns);
+}
+
 static double call_convert(struct world *world, enum kvt_quant_kind kind, bool is_quantise)
 {
     struct kvt_quant_spec spec = {.kind = (uint8_t)kind,
@@ -227,6 +254,17 @@ static void bench_check(struct bench *bench, struct world *world, uint32_t round
     }
 }
 
+static void bench_seal(struct bench *bench, struct world *world, uint32_t rounds)
+{
+    double sealed[ROUNDS_MAX], bare[ROUNDS_MAX];
+
+    for (uint32_t r = 0; r < rounds; r++) {
+        sealed[r] = call_seal(world, true);
+        bare[r] = call_seal(world, false);
+    }
+    row(bench, "slot to L2 on the CPU: XXH3 and check", "memcpy of 1 MiB", sealed, bare, rounds, 0);
+}
+
 static void bench_convert(struct bench *bench, struct world *world, uint32_t rounds)
 {
     static const char *names[][2] = {
@@ -259,6 +297,7 @@ int main(int argc, char **argv)
     world_open(&world);
     bench_gather(&bench, &world, rounds);
     bench_check(&bench, &world, rounds);
+    bench_seal(&bench, &world, rounds);
     bench_convert(&bench, &world, rounds);
     free(world.pool);
     free(world.payloads);
