@@ -75,6 +75,9 @@ static void fail(struct kvt_op *op, const struct eng_opening *opening)
     case KVT_REGION_E_OUTSIDE:
         kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT, "regions[%u].cuda_ipc: %s", i, why);
         break;
+    case KVT_REGION_E_MANY:
+        kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED, "regions[%u].cuda_ipc: %s", i, why);
+        break;
     case -ENOMEM:
         kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED, "regions[%u].cuda_ipc: no memory", i);
         break;

@@ -240,6 +240,15 @@ static bool take_layouts(struct kvt_engine *engine, struct kvt_op *op, struct en
     return true;
 }
 
+static bool is_full(const struct kvt_engine *engine, struct kvt_op *op)
+{
+    if (engine->sessions_count < KVT_SESSIONS_MAX)
+        return false;
+    kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED, "%u sessions are attached, the most there can be",
+                KVT_SESSIONS_MAX);
+    return true;
+}
+
 static bool place(struct kvt_engine *engine, struct kvt_op *op, struct eng_session *session)
 {
     struct eng_group *group = group_of(engine, op, session->ns);
@@ -247,17 +256,13 @@ static bool place(struct kvt_engine *engine, struct kvt_op *op, struct eng_sessi
 
     if (group == NULL)
         return false;
-    while (idx < KVT_SESSIONS_MAX && engine->sessions[idx].session != NULL)
-        idx++;
-    if (idx == KVT_SESSIONS_MAX) {
+    if (is_full(engine, op)) {
         if (group->refs == 0)
             kvt_free(group);
-        kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED,
-                    "%u sessions are attached, the most there can "
-                    "be",
-                    KVT_SESSIONS_MAX);
         return false;
     }
+    while (engine->sessions[idx].session != NULL)
+        idx++;
     if (group->refs == 0) {
         kvt_list_push_back(&engine->groups, &group->link);
         engine->groups_count++;
@@ -320,7 +325,7 @@ void eng_op_attach(struct kvt_engine *engine, struct kvt_op *op)
     }
     /* What is refused anyway is not opened first. */
     ns = eng_ns_of(engine, op, &op->req.attach.ns);
-    if (ns == NULL || !attach_is_valid(op, ns))
+    if (ns == NULL || !attach_is_valid(op, ns) || is_full(engine, op))
         eng_regions_put(engine, op);
     else
         eng_attach_gpu(engine, op);

@@ -217,6 +217,35 @@ static void test_handle_of_ourselves(void **state)
     set_world_free(world);
 }
 
+/* The table of handles is full: an answer. What is open already has another user all the same, and
+ * what is closed makes room. */
+static void test_too_many(void **state)
+{
+    struct set_world *world = set_world_new(1);
+    struct kvt_device_member *member;
+    struct kvt_device_memory memory;
+    struct kvt_region first, second, third;
+
+    (void)state;
+    assert_int_equal(set_world_open(world), 0);
+    member = &set_world_set(world)->members[0];
+    memory = set_world_memory(world, 0);
+    member->handles_count = KVT_DEVICE_HANDLES_MAX; /* of others */
+    expect_refused(world, &memory, KVT_REGION_E_MANY,
+                   "4096 allocations of engines are open on GPU 0");
+    member->handles_count = KVT_DEVICE_HANDLES_MAX - 1;
+    assert_int_equal(open_region(world, &memory, &first), 0);
+    assert_int_equal(open_region(world, &memory, &second), 0);
+    assert_int_equal(maps(), 1);
+    kvt_device_region_close(world->tier, &first);
+    kvt_device_region_close(world->tier, &second);
+    assert_int_equal(maps(), 0);
+    assert_int_equal(open_region(world, &memory, &third), 0);
+    kvt_device_region_close(world->tier, &third);
+    member->handles_count = 0;
+    set_world_free(world);
+}
+
 /* A loss that is seen when a client attaches. What was open is gone with the context. */
 static void test_lost(void **state)
 {
@@ -309,6 +338,7 @@ int main(void)
         cmocka_unit_test(test_bounds),
         cmocka_unit_test(test_handles),
         cmocka_unit_test(test_handle_of_ourselves),
+        cmocka_unit_test(test_too_many),
         cmocka_unit_test(test_lost),
         cmocka_unit_test(test_attach_during_recovery),
         cmocka_unit_test(test_close_after_an_error),

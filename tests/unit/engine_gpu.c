@@ -152,6 +152,8 @@ static void test_refusals(void)
     refuse(&fix, KVT_REGION_E_LOST, KVT_CODE_UNAVAILABLE);
     refuse(&fix, KVT_REGION_E_HANDLE, KVT_CODE_INVALID_ARGUMENT);
     refuse(&fix, KVT_REGION_E_OUTSIDE, KVT_CODE_INVALID_ARGUMENT);
+    refuse(&fix, KVT_REGION_E_MANY, KVT_CODE_RESOURCE_EXHAUSTED);
+    CHECK(strstr(fix.call.op.message, "result 20") != NULL);
     refuse(&fix, -ENOMEM, KVT_CODE_RESOURCE_EXHAUSTED);
     refuse(&fix, -EIO, KVT_CODE_UNAVAILABLE);
     teardown(&fix);
@@ -187,6 +189,31 @@ static void test_bad_requests(void)
     client.session = fix.call.op.ans.attach.session;
     client_detach(&client, &fix.call);
     client_unmap(&client);
+    teardown(&fix);
+}
+
+/* All sessions are taken: nothing is opened for one more. */
+static void test_too_many_sessions(void)
+{
+    static struct client clients[KVT_SESSIONS_MAX];
+    struct client client;
+    struct fixture fix;
+
+    setup(&fix, &two_gpus);
+    for (uint32_t i = 0; i < KVT_SESSIONS_MAX; i++)
+        client_attach(&clients[i], &fix.world, &fix.call, 1, true, KVT_RANK_NONE);
+    fix.world.gpu_open_result = KVT_REGION_E_HANDLE; /* would be told if it was opened */
+    client_begin_attach_gpu(&client, &fix.world, &fix.call, 2, true, 0, 0);
+    call_run(&fix.call);
+    CHECK_CODE(&fix.call.op, KVT_CODE_RESOURCE_EXHAUSTED);
+    CHECK(strstr(fix.call.op.message, "256 sessions") != NULL);
+    client_unmap(&client);
+    fix.world.gpu_open_result = 0;
+    for (uint32_t i = 0; i < KVT_SESSIONS_MAX; i++)
+        client_detach(&clients[i], &fix.call);
+    attach(&fix, 0);
+    client_detach(&fix.client, &fix.call);
+    client_unmap(&fix.client);
     teardown(&fix);
 }
 
@@ -379,6 +406,7 @@ int main(void)
     test_two_engines();
     test_refusals();
     test_bad_requests();
+    test_too_many_sessions();
     test_too_large();
     test_loss();
     test_lost_while_opening();

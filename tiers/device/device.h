@@ -107,6 +107,7 @@ enum {                            /* of kvt_device_region_open; text for the cli
        KVT_REGION_E_LOST = 17,    /* the GPU is out of service: try again later */
        KVT_REGION_E_HANDLE = 18,  /* CUDA does not open that handle */
        KVT_REGION_E_OUTSIDE = 19, /* offset + bytes is not inside the allocation */
+       KVT_REGION_E_MANY = 20,    /* too many handles are open on the GPU: try again later */
 };
 #define KVT_DEVICE_WHY_BYTES 200u
 /* Opens the memory on its GPU and fills a region of it. @tier: NULL is a daemon without L1. */

@@ -60,6 +60,15 @@ static int refuse_lost(struct kvt_device_member *member, char ret_why[KVT_DEVICE
                   member->about.index);
 }
 
+static int refuse_many(const struct kvt_device_member *member, char ret_why[KVT_DEVICE_WHY_BYTES])
+{
+    return refuse(
+        KVT_REGION_E_MANY, ret_why,
+        "%u allocations of engines are open on GPU %d, the most there can be: detach what "
+        "is not used and attach again, or register fewer, larger ones",
+        KVT_DEVICE_HANDLES_MAX, member->about.index);
+}
+
 static int refuse_handle(struct kvt_device_member *member, int error,
                          char ret_why[KVT_DEVICE_WHY_BYTES])
 {
@@ -102,7 +111,10 @@ static void close_handle(struct kvt_device_member *member, struct kvt_device_han
     *open = member->handles[--member->handles_count];
 }
 
-/* 0, and *ret_open with one more user; or CUDA's error. */
+#define NO_ROOM (-1) /* no error of CUDA's */
+
+/* 0, and *ret_open with one more user; NO_ROOM; or CUDA's error. What engines open before they are
+ * refused as sessions, and what waits to be closed, counts, too: so the table may be full. */
 static int take_handle(struct kvt_device_member *member,
                        const uint8_t handle[KVT_CUDA_IPC_HANDLE_BYTES],
                        struct kvt_device_handle **ret_open)
@@ -117,7 +129,8 @@ static int take_handle(struct kvt_device_member *member,
         *ret_open = open;
         return KVT_CUDA_OK;
     }
-    KVT_ASSERT(member->handles_count < KVT_DEVICE_HANDLES_MAX); /* all regions of all sessions */
+    if (member->handles_count >= KVT_DEVICE_HANDLES_MAX)
+        return NO_ROOM;
     error = calls->set_device(member->about.index);
     if (error == KVT_CUDA_OK)
         error = calls->ipc_open(handle, &address);
@@ -174,7 +187,9 @@ static int open_on(struct kvt_device_member *member, const struct kvt_device_mem
     if (!lock_served(member, incarnation))
         return refuse_lost(member, ret_why);
     error = take_handle(member, memory->handle, &open);
-    if (error != KVT_CUDA_OK) {
+    if (error == NO_ROOM) {
+        r = refuse_many(member, ret_why);
+    } else if (error != KVT_CUDA_OK) {
         r = refuse_handle(member, error, ret_why);
     } else if (memory->bytes == 0 || memory->offset_bytes > open->bytes ||
                memory->bytes > open->bytes - memory->offset_bytes) {
