@@ -469,7 +469,7 @@ static void test_a_reset_that_hangs(void **state)
     assert_true(kvt_clock_mono_ns() - started_ns < 5 * KVT_NS_PER_S);
     /* The set was left to the thread. Here the call comes back after all. */
     (void)sem_post(&end);
-    while (!atomic_load(&set->members[0].is_over)) {
+    while (!atomic_load(&set->members[0].is_over) || !atomic_load(&set->members[1].is_over)) {
         (void)sem_post(&end); /* of what it resets at its end */
     }
     for (uint32_t i = 0; i < 2; i++) {
@@ -539,6 +539,71 @@ static void test_who_pinned_is_reset(void **state)
     set_world_free(world);
 }
 
+static int hanging_open(const uint8_t handle[KVT_CUDA_IPC_HANDLE_BYTES], uint64_t *ret_address)
+{
+    (void)sem_post(&hang);
+    while (sem_wait(&end) != 0)
+        continue;
+    return fake.ipc_open(handle, ret_address);
+}
+
+struct opener {
+    struct set_world *world;
+    struct kvt_tier *tier;
+    struct kvt_device_memory memory;
+    int result;
+};
+
+static void *open_main(void *ctx)
+{
+    struct opener *opener = ctx;
+    char why[KVT_DEVICE_WHY_BYTES];
+    struct kvt_region region;
+
+    opener->result = kvt_device_region_open(opener->tier, &opener->memory, &region, why);
+    return NULL;
+}
+
+/* The set is closed while a thread is still in there: all that it may use outlives its call. */
+static void test_an_open_that_hangs(void **state)
+{
+    struct set_world *world = set_world_new(1);
+    struct opener opener = {.world = world};
+    struct kvt_device_set *set;
+    uint64_t started_ns;
+    pthread_t thread;
+
+    (void)state;
+    assert_int_equal(sem_init(&hang, 0, 0), 0);
+    assert_int_equal(sem_init(&end, 0, 0), 0);
+    fake = world->calls;
+    world->calls.ipc_open = hanging_open;
+    world->config.hang_ns = 100 * KVT_NS_PER_MS;
+    assert_int_equal(set_world_open(world), 0);
+    set = set_world_set(world);
+    opener.tier = world->tier;
+    opener.memory = set_world_memory(world, 0);
+    assert_int_equal(pthread_create(&thread, NULL, open_main, &opener), 0);
+    while (sem_wait(&hang) != 0)
+        continue;
+    started_ns = kvt_clock_mono_ns();
+    world->tier = kvt_tier_close(world->tier);
+    assert_true(kvt_clock_mono_ns() - started_ns < 5 * KVT_NS_PER_S);
+    assert_false(atomic_load(&set->members[0].is_over));
+    (void)sem_post(&end);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(opener.result, 0);
+    while (!atomic_load(&set->members[0].is_over)) {
+        const struct timespec pause = {.tv_nsec = 1000000};
+
+        (void)nanosleep(&pause, NULL);
+    }
+    kvt_doorbell_deinit(&set->members[0].bell);
+    free(set->members[0].handles);
+    free(set);
+    set_world_free(world);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -551,6 +616,7 @@ int main(void)
         cmocka_unit_test(test_waits),
         cmocka_unit_test(test_two_lost_at_once),
         cmocka_unit_test(test_a_reset_that_hangs),
+        cmocka_unit_test(test_an_open_that_hangs),
         cmocka_unit_test(test_who_pinned_is_reset),
     };
 

@@ -312,7 +312,8 @@ static struct kvt_gpu *take_gpu(struct kvt_device_member *member)
     return gpu;
 }
 
-/* What is open on the GPU, the GPU, and with the last of them the pages of L2. Of a context that is
+/* With `calls` held: whoever hangs in the driver with it has the set, which is left behind, then.
+ * What is open on the GPU, the GPU, and with the last of them the pages of L2. Of a context that is
  * lost nothing can be given back but all at once. */
 static void shut(struct kvt_device_member *member)
 {
@@ -366,8 +367,11 @@ static void *control_main(void *ctx)
             kvt_doorbell_wait(&member->bell,
                               next_ns == KVT_TIME_NEVER_NS ? next_ns : next_ns - now_ns);
     }
-    if (order_of(member) == KVT_CONTROL_CARING)
+    if (order_of(member) == KVT_CONTROL_CARING) {
+        KVT_ASSERT(pthread_mutex_lock(&member->calls) == 0);
         shut(member);
+        KVT_ASSERT(pthread_mutex_unlock(&member->calls) == 0);
+    }
     atomic_store_explicit(&member->is_over, true, memory_order_seq_cst);
     return NULL;
 }
