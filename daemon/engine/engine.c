@@ -230,14 +230,6 @@ static int make(struct kvt_engine *engine)
     if (r == 0)
         r = kvt_ring_init(&engine->inbox, engine->config.inbox_max);
     if (r == 0)
-        r = kvt_ring_init(&engine->janitor_ring, KVT_SESSIONS_MAX * KVT_REGIONS_PER_SESSION_MAX);
-    if (r == 0)
-        r = kvt_ring_init(&engine->openings_ring, KVT_ENGINE_OPENINGS_MAX);
-    if (r == 0)
-        r = kvt_ring_init(&engine->opened_ring, KVT_ENGINE_OPENINGS_MAX);
-    if (r == 0)
-        r = kvt_doorbell_init(&engine->janitor_bell);
-    if (r == 0)
         r = make_below(engine);
     if (r == 0)
         r = eng_catalog_restore(engine);
@@ -256,7 +248,6 @@ int kvt_engine_new(struct kvt_engine **ret_engine, const struct kvt_engine_confi
         return kvt_trace(-ENOMEM);
     engine->magic = KVT_ENGINE_MAGIC;
     engine->config = *config;
-    engine->janitor_bell = KVT_DOORBELL_NULL;
     fill_defaults(&engine->config);
     engine->secret_key[0] = config->seed;
     engine->secret_key[1] = config->boot_id;
@@ -286,7 +277,7 @@ struct kvt_engine *kvt_engine_free(struct kvt_engine *engine)
     if (engine == NULL)
         return NULL;
     KVT_ASSERT(engine->magic == KVT_ENGINE_MAGIC && engine->jobs_count == 0);
-    KVT_ASSERT(engine->openings_count == 0);
+    KVT_ASSERT(engine->janitor == NULL);
     for (uint32_t i = 0; i < KVT_SESSIONS_MAX; i++) {
         if (engine->sessions[i].session != NULL)
             eng_session_end(engine, engine->sessions[i].session);
@@ -301,10 +292,6 @@ struct kvt_engine *kvt_engine_free(struct kvt_engine *engine)
         eng_ns_deinit(&engine->ns[i]);
     engine->store = kvt_store_free(engine->store);
     engine->radix = kvt_radix_free(engine->radix);
-    kvt_doorbell_deinit(&engine->janitor_bell);
-    kvt_ring_deinit(&engine->janitor_ring);
-    kvt_ring_deinit(&engine->openings_ring);
-    kvt_ring_deinit(&engine->opened_ring);
     kvt_ring_deinit(&engine->inbox);
     eng_heap_deinit(&engine->heap);
     kvt_free(engine->leases);

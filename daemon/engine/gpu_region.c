@@ -4,8 +4,9 @@
  *
  *   engine: free opening, the request looks good ──▶ janitor: open each ──▶ engine: attach, or undo
  *
- * By hand (simulator) it is done at once. The request belongs to whoever has the opening; a client
- * that went meanwhile is found out about afterwards, and everything that was opened is put back.
+ * By hand (simulator) it is done at once. The janitor gets a copy of what is to be opened: the
+ * driver may never come back, so the request stays the engine's, which answers it at once when its
+ * client goes or the daemon stops. What was opened for it is put back when it comes.
  *
  * When a GPU is lost, so are all openings of memory on it. The engine compares the incarnations of
  * L1's zones with those that it saw last, once a turn, and tells the sessions concerned: their
@@ -18,43 +19,32 @@
 
 /* ---- on the janitor's thread ----------------------------------------------------------------- */
 
-static int open_one(struct kvt_engine *engine, struct kvt_api_region *at,
+static int open_one(const struct kvt_engine_gpu_memory *gpu_memory, struct eng_opening_region *at,
                     char why[KVT_DEVICE_WHY_BYTES])
 {
-    const struct kvt_engine_gpu_memory *gpu_memory = &engine->config.gpu_memory;
-    struct kvt_device_memory memory = {.offset_bytes = at->cuda_ipc.offset_bytes,
-                                       .bytes = at->bytes};
-    struct eng_region *region;
+    struct eng_region *region = eng_region_new();
     int r;
 
-    memcpy(memory.handle, at->cuda_ipc.handle, sizeof(memory.handle));
-    memcpy(memory.uuid, at->cuda_ipc.device_uuid, sizeof(memory.uuid));
-    region = eng_region_new();
     if (region == NULL)
         return -ENOMEM;
-    r = gpu_memory->open(gpu_memory->ctx, &memory, &region->region, why);
+    r = gpu_memory->open(gpu_memory->ctx, &at->memory, &region->region, why);
     if (r != 0) {
-        eng_region_close(engine, region);
+        eng_region_close_with(gpu_memory, region);
         return r;
     }
-    KVT_ASSERT(region->region.is_gpu && region->region.bytes == at->bytes);
+    KVT_ASSERT(region->region.is_gpu && region->region.bytes == at->memory.bytes);
     at->mapping = region;
     return 0;
 }
 
-void eng_opening_run(struct kvt_engine *engine, struct eng_opening *opening)
+void eng_opening_step(const struct kvt_engine_gpu_memory *gpu_memory, struct eng_opening *opening,
+                      uint32_t idx)
 {
-    struct kvt_req_attach *req = &opening->op->req.attach;
-
-    opening->result = 0;
-    opening->why[0] = 0;
-    for (uint32_t i = 0; i < req->regions_count && opening->result == 0; i++) {
-        if (req->regions[i].kind != KVT_REGION_CUDA_IPC)
-            continue;
-        opening->region_idx = i;
-        opening->result = open_one(engine, &req->regions[i], opening->why);
-        opening->why[sizeof(opening->why) - 1] = 0;
-    }
+    if (!opening->regions[idx].is_gpu)
+        return;
+    opening->region_idx = idx;
+    opening->result = open_one(gpu_memory, &opening->regions[idx], opening->why);
+    opening->why[sizeof(opening->why) - 1] = 0;
 }
 
 /* ---- on the engine's ------------------------------------------------------------------------- */
@@ -98,18 +88,41 @@ static bool is_current(const struct kvt_engine *engine, const struct kvt_region 
                                 memory_order_acquire) == region->incarnation;
 }
 
-static void finish(struct kvt_engine *engine, struct kvt_op *op, const struct eng_opening *opening)
+static void take_request(struct eng_opening *opening, struct kvt_op *op)
 {
     const struct kvt_req_attach *req = &op->req.attach;
 
+    *opening = (struct eng_opening){.is_taken = true,
+                                    .op = op,
+                                    .regions_count =
+                                        KVT_MIN(req->regions_count, KVT_REGIONS_PER_SESSION_MAX)};
+    for (uint32_t i = 0; i < opening->regions_count; i++) {
+        const struct kvt_api_region *from = &req->regions[i];
+        struct eng_opening_region *to = &opening->regions[i];
+
+        if (from->kind != KVT_REGION_CUDA_IPC)
+            continue;
+        to->is_gpu = true;
+        to->memory = (struct kvt_device_memory){.offset_bytes = from->cuda_ipc.offset_bytes,
+                                                .bytes = from->bytes};
+        memcpy(to->memory.handle, from->cuda_ipc.handle, sizeof(to->memory.handle));
+        memcpy(to->memory.uuid, from->cuda_ipc.device_uuid, sizeof(to->memory.uuid));
+    }
+}
+
+static void finish(struct kvt_engine *engine, struct kvt_op *op, struct eng_opening *opening)
+{
+    struct kvt_req_attach *req = &op->req.attach;
+
+    for (uint32_t i = 0; i < opening->regions_count; i++)
+        if (opening->regions[i].is_gpu)
+            req->regions[i].mapping = opening->regions[i].mapping;
     if (opening->result != 0)
         fail(op, opening);
-    else if (engine->is_stopping)
-        kvt_op_fail(op, KVT_CODE_UNAVAILABLE, "the daemon is stopping");
     else if (atomic_load(&op->is_cancelled))
         kvt_op_fail(op, KVT_CODE_CANCELLED, "cancelled");
-    for (uint32_t i = 0; i < req->regions_count && op->code == KVT_CODE_OK; i++)
-        if (req->regions[i].kind == KVT_REGION_CUDA_IPC &&
+    for (uint32_t i = 0; i < opening->regions_count && op->code == KVT_CODE_OK; i++)
+        if (opening->regions[i].is_gpu &&
             !is_current(engine, &eng_region_of(&req->regions[i])->region))
             kvt_op_fail(op, KVT_CODE_UNAVAILABLE,
                         "regions[%u].cuda_ipc: its GPU was lost: attach again", i);
@@ -127,25 +140,36 @@ bool eng_has_gpu_regions(const struct kvt_op *op)
     return false;
 }
 
+static void attach_now(struct kvt_engine *engine, struct kvt_op *op)
+{
+    struct eng_opening now;
+
+    take_request(&now, op);
+    for (uint32_t i = 0; i < now.regions_count && now.result == 0; i++)
+        eng_opening_step(&engine->config.gpu_memory, &now, i);
+    finish(engine, op, &now);
+}
+
 void eng_attach_gpu(struct kvt_engine *engine, struct kvt_op *op)
 {
-    struct eng_opening *opening = NULL, now = {.op = op};
+    struct eng_opening *openings, *opening = NULL;
 
     if (engine->config.gpu_memory.open == NULL) {
-        now.result = KVT_REGION_E_NO_GPU;
-        (void)snprintf(now.why, sizeof(now.why),
+        struct eng_opening none = {.result = KVT_REGION_E_NO_GPU};
+
+        (void)snprintf(none.why, sizeof(none.why),
                        "this daemon has no CUDA device: register a memfd (staging) instead");
-        finish(engine, op, &now);
+        finish(engine, op, &none);
         return;
     }
-    if (!engine->has_janitor) {
-        eng_opening_run(engine, &now);
-        finish(engine, op, &now);
+    if (engine->janitor == NULL) {
+        attach_now(engine, op);
         return;
     }
+    openings = eng_janitor_openings(engine->janitor);
     for (uint32_t i = 0; i < KVT_ENGINE_OPENINGS_MAX && opening == NULL; i++)
-        if (engine->openings[i].op == NULL)
-            opening = &engine->openings[i];
+        if (!openings[i].is_taken)
+            opening = &openings[i];
     if (opening == NULL) {
         kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED,
                     "%u sessions with a GPU's memory are being attached: try again",
@@ -153,25 +177,60 @@ void eng_attach_gpu(struct kvt_engine *engine, struct kvt_op *op)
         eng_regions_put(engine, op);
         return;
     }
-    *opening = (struct eng_opening){.op = op};
+    take_request(opening, op);
     op->service = opening; /* it is answered later */
-    engine->openings_count++;
-    eng_janitor_open(engine, opening);
+    eng_janitor_open(engine->janitor, opening);
 }
 
 void eng_openings_slice(struct kvt_engine *engine)
 {
     struct eng_opening *opening;
 
-    while ((opening = kvt_ring_take(&engine->opened_ring)) != NULL) {
+    while (engine->janitor != NULL && (opening = eng_janitor_opened(engine->janitor)) != NULL) {
         struct kvt_op *op = opening->op;
 
+        if (op != NULL) {
+            op->service = NULL;
+            finish(engine, op, opening);
+        } else {
+            for (uint32_t i = 0; i < opening->regions_count; i++)
+                eng_region_put(engine, opening->regions[i].mapping);
+        }
+        *opening = (struct eng_opening){0}; /* its mappings are somebody's now */
+        if (op != NULL)
+            eng_answer(engine, op);
+    }
+}
+
+static void answer_early(struct kvt_engine *engine, bool is_all, enum kvt_code code,
+                         const char *text)
+{
+    struct eng_opening *openings;
+
+    if (engine->janitor == NULL)
+        return;
+    openings = eng_janitor_openings(engine->janitor);
+    for (uint32_t i = 0; i < KVT_ENGINE_OPENINGS_MAX; i++) {
+        struct kvt_op *op = openings[i].op;
+
+        if (op == NULL || (!is_all && !atomic_load(&op->is_cancelled)))
+            continue;
+        openings[i].op = NULL;
         op->service = NULL;
-        finish(engine, op, opening);
-        opening->op = NULL;
-        engine->openings_count--;
+        eng_regions_put(engine, op); /* memfds */
+        kvt_op_fail(op, code, "%s", text);
         eng_answer(engine, op);
     }
+}
+
+void eng_openings_cancelled(struct kvt_engine *engine)
+{
+    answer_early(engine, false, KVT_CODE_CANCELLED, "cancelled");
+}
+
+void eng_openings_stop(struct kvt_engine *engine)
+{
+    answer_early(engine, true, KVT_CODE_UNAVAILABLE, "the daemon is stopping");
 }
 
 /* ---- a session's memory on GPUs ---------------------------------------------------------------

@@ -102,12 +102,23 @@ struct eng_region {
     struct kvt_region region;
 };
 
-struct eng_opening {   /* see gpu_region.c */
-    struct kvt_op *op; /* ATTACH; NULL: free */
-    int result;        /* 0, KVT_REGION_E_* or -errno: of region_idx */
+struct eng_opening { /* see gpu_region.c */
+    /* The engine's. */
+    bool is_taken;
+    struct kvt_op *op; /* ATTACH; NULL: it was answered before this came back */
+    /* Of whoever has the opening. The request's own regions are the engine's all the time. */
+    uint32_t regions_count;
+    struct eng_opening_region {
+        bool is_gpu;
+        struct kvt_device_memory memory;
+        struct eng_region *mapping;
+    } regions[KVT_REGIONS_PER_SESSION_MAX];
+    int result; /* 0, KVT_REGION_E_* or -errno: of region_idx */
     uint32_t region_idx;
     char why[KVT_DEVICE_WHY_BYTES];
 };
+
+struct eng_janitor; /* janitor.c */
 
 struct eng_group {
     struct kvt_list link; /* engine->groups while it has live sessions */
@@ -396,16 +407,10 @@ struct kvt_engine {
     uint64_t counters[KVT_COUNTERS_COUNT];
 
     /* Unmapping regions, and opening memory on GPUs, costs milliseconds: a helper thread does it
-     * while kvt_engine_run runs. */
-    struct kvt_ring janitor_ring; /* regions to close */
-    struct kvt_ring openings_ring, opened_ring;
-    struct eng_opening openings[KVT_ENGINE_OPENINGS_MAX];
-    uint32_t openings_count;
+     * while kvt_engine_run runs. NULL: at once, by the caller. */
+    struct eng_janitor *janitor;
+    bool is_janitor_left; /* it hangs in the driver: nothing is opened or closed on a GPU now */
     uint32_t gpu_incarnations[KVT_ZONES_MAX]; /* of L1's zones, as sessions were told */
-    struct kvt_doorbell janitor_bell;
-    pthread_t janitor;
-    bool has_janitor;
-    atomic_bool is_janitor_stop;
 };
 
 /* engine.c */
@@ -542,16 +547,32 @@ void eng_region_put(struct kvt_engine *engine, struct eng_region *region);
 /* All that an Attach brought. */
 void eng_regions_put(struct kvt_engine *engine, struct kvt_op *op);
 struct eng_region *eng_region_new(void); /* NULL: no memory */
-void eng_janitor_open(struct kvt_engine *engine, struct eng_opening *opening);
+/* eng_region_close with calls of the device tier. Any thread. */
+void eng_region_close_with(const struct kvt_engine_gpu_memory *gpu_memory,
+                           struct eng_region *region);
+
+/* janitor.c */
 KVT_MUST_USE int eng_janitor_start(struct kvt_engine *engine);
-void eng_janitor_stop(struct kvt_engine *engine);
+void eng_janitor_stop(
+    struct kvt_engine *engine); /* waits for it, but not for a driver that hangs */
+/* False: its ring is full. */
+KVT_MUST_USE bool eng_janitor_close(struct eng_janitor *janitor, struct eng_region *region);
+struct eng_opening *eng_janitor_openings(struct eng_janitor *janitor); /* all there are */
+void eng_janitor_open(struct eng_janitor *janitor, struct eng_opening *opening);
+struct eng_opening *eng_janitor_opened(struct eng_janitor *janitor); /* the next; NULL: none */
+bool eng_janitor_has_opened(const struct eng_janitor *janitor);
 
 /* gpu_region.c: memory on GPUs */
 bool eng_has_gpu_regions(const struct kvt_op *op);
 /* An Attach with such regions: served now, or when they are open. */
 void eng_attach_gpu(struct kvt_engine *engine, struct kvt_op *op);
-void eng_opening_run(struct kvt_engine *engine, struct eng_opening *opening); /* janitor-only */
+/* Opens region @idx of it and says in ->result how that went. Whoever has the opening. */
+void eng_opening_step(const struct kvt_engine_gpu_memory *gpu_memory, struct eng_opening *opening,
+                      uint32_t idx);
 void eng_openings_slice(struct kvt_engine *engine);
+/* Answers those that were cancelled, or all; what they opened is put back when it comes. */
+void eng_openings_cancelled(struct kvt_engine *engine);
+void eng_openings_stop(struct kvt_engine *engine);
 /* False after kvt_op_fail. */
 bool eng_gpu_layout_fits(const struct kvt_engine *engine, struct kvt_op *op, uint32_t component,
                          const struct kvt_layout *layout);

@@ -1,7 +1,8 @@
 /* Mappings of engines' memory. The server maps memfds on its own thread (region_open); an Attach
  * takes them over; they go when the session is detached and none of its jobs is left. Unmapping
  * gigabytes takes milliseconds, and so does opening and closing memory on a GPU (gpu_region.c):
- * while the engine's loop runs a janitor thread does it; by hand (simulator) it is done at once. */
+ * while the engine's loop runs a thread does it (janitor.c); by hand (simulator) it is done at
+ * once. */
 #include "daemon/base/alloc.h"
 #include "daemon/engine/internal.h"
 
@@ -46,18 +47,23 @@ int eng_region_open(void *ctx, int memfd, uint64_t bytes, void **ret_mapping, co
     return 0;
 }
 
-void eng_region_close(void *ctx, void *mapping)
+void eng_region_close_with(const struct kvt_engine_gpu_memory *gpu_memory,
+                           struct eng_region *region)
 {
-    struct kvt_engine *engine = ctx;
-    struct eng_region *region = mapping;
-
     if (region == NULL)
         return;
     if (region->region.is_gpu)
-        engine->config.gpu_memory.close(engine->config.gpu_memory.ctx, &region->region);
+        gpu_memory->close(gpu_memory->ctx, &region->region);
     else
         kvt_region_close(&region->region);
     kvt_free(region);
+}
+
+void eng_region_close(void *ctx, void *mapping)
+{
+    const struct kvt_engine *engine = ctx;
+
+    eng_region_close_with(&engine->config.gpu_memory, mapping);
 }
 
 struct eng_region *eng_region_of(const struct kvt_api_region *region)
@@ -65,12 +71,16 @@ struct eng_region *eng_region_of(const struct kvt_api_region *region)
     return region->kind != KVT_REGION_INLINE ? region->mapping : NULL;
 }
 
+/* Memory on a GPU is never closed by the engine while another thread may be inside the driver: that
+ * may hang, and so would the engine. What cannot be closed stays open until the process ends. */
 void eng_region_put(struct kvt_engine *engine, struct eng_region *region)
 {
     if (region == NULL)
         return;
-    if (engine->has_janitor && kvt_ring_put(&engine->janitor_ring, region) == 0)
-        kvt_doorbell_ring(&engine->janitor_bell);
+    if (engine->janitor != NULL && eng_janitor_close(engine->janitor, region))
+        return;
+    if (region->region.is_gpu && (engine->janitor != NULL || engine->is_janitor_left))
+        kvt_free(region);
     else
         eng_region_close(engine, region);
 }
@@ -83,70 +93,4 @@ void eng_regions_put(struct kvt_engine *engine, struct kvt_op *op)
         eng_region_put(engine, eng_region_of(&req->regions[i]));
         req->regions[i].mapping = NULL;
     }
-}
-
-void eng_janitor_open(struct kvt_engine *engine, struct eng_opening *opening)
-{
-    int r = kvt_ring_put(&engine->openings_ring, opening);
-
-    KVT_ASSERT(engine->has_janitor && r == 0); /* as many places as openings */
-    kvt_doorbell_ring(&engine->janitor_bell);
-}
-
-static void open_waiting(struct kvt_engine *engine)
-{
-    struct eng_opening *opening;
-
-    while ((opening = kvt_ring_take(&engine->openings_ring)) != NULL) {
-        int r;
-
-        eng_opening_run(engine, opening);
-        r = kvt_ring_put(&engine->opened_ring, opening);
-        KVT_ASSERT(r == 0);
-        kvt_doorbell_ring(engine->config.doorbell);
-    }
-}
-
-static void *janitor_main(void *ctx)
-{
-    struct kvt_engine *engine = ctx;
-    bool is_stop;
-
-    do {
-        struct eng_region *region;
-
-        kvt_doorbell_arm(&engine->janitor_bell);
-        is_stop = atomic_load(&engine->is_janitor_stop);
-        if (!is_stop && kvt_ring_is_empty(&engine->janitor_ring) &&
-            kvt_ring_is_empty(&engine->openings_ring))
-            kvt_doorbell_wait(&engine->janitor_bell, KVT_TIME_NEVER_NS);
-        else
-            kvt_doorbell_disarm(&engine->janitor_bell);
-        while ((region = kvt_ring_take(&engine->janitor_ring)) != NULL)
-            eng_region_close(engine, region);
-        open_waiting(engine);
-    } while (!is_stop);
-    return NULL;
-}
-
-int eng_janitor_start(struct kvt_engine *engine)
-{
-    int r;
-
-    atomic_store(&engine->is_janitor_stop, false);
-    r = pthread_create(&engine->janitor, NULL, janitor_main, engine);
-    if (r != 0)
-        return kvt_trace(-r);
-    engine->has_janitor = true;
-    return 0;
-}
-
-void eng_janitor_stop(struct kvt_engine *engine)
-{
-    if (!engine->has_janitor)
-        return;
-    atomic_store(&engine->is_janitor_stop, true);
-    kvt_doorbell_ring(&engine->janitor_bell);
-    (void)pthread_join(engine->janitor, NULL);
-    engine->has_janitor = false;
 }

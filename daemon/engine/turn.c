@@ -137,6 +137,7 @@ static bool fire_timers(struct kvt_engine *engine)
 static void begin_stop(struct kvt_engine *engine)
 {
     engine->is_stopping = true;
+    eng_openings_stop(engine);
     eng_prefetch_cancel(engine);
     (void)eng_parked_slice(engine);
     eng_resets_end(engine, KVT_CODE_UNAVAILABLE, "the daemon is stopping");
@@ -166,8 +167,10 @@ bool kvt_engine_turn(struct kvt_engine *engine, uint64_t now_ns)
     eng_openings_slice(engine);
     take_detaches(engine);
     has_more |= take_inbox(engine);
-    if (atomic_exchange(&engine->has_cancelled, false))
+    if (atomic_exchange(&engine->has_cancelled, false)) {
         eng_runs_cancelled(engine);
+        eng_openings_cancelled(engine);
+    }
     has_more |= eng_parked_slice(engine);
     eng_catalog_slice(engine);
     has_more |= fire_timers(engine);
@@ -208,7 +211,7 @@ bool kvt_engine_is_stopped(struct kvt_engine *engine)
         if (!engine->is_drained)
             return false;
     }
-    return engine->runs_count == 0 && engine->jobs_count == 0 && engine->openings_count == 0 &&
+    return engine->runs_count == 0 && engine->jobs_count == 0 &&
            kvt_store_inflight(engine->store) == 0 && kvt_ring_is_empty(&engine->inbox) &&
            atomic_load(&engine->detach_stack) == NULL;
 }
@@ -219,7 +222,8 @@ static void sleep_until_due(struct kvt_engine *engine)
 
     kvt_doorbell_arm(engine->config.doorbell);
     if (!kvt_ring_is_empty(&engine->inbox) || atomic_load(&engine->detach_stack) != NULL ||
-        atomic_load(&engine->has_cancelled) || !kvt_ring_is_empty(&engine->opened_ring) ||
+        atomic_load(&engine->has_cancelled) ||
+        (engine->janitor != NULL && eng_janitor_has_opened(engine->janitor)) ||
         (atomic_load(&engine->is_stop_asked) && !engine->is_stopping) ||
         kvt_store_turn(engine->store, engine->now_ns, KVT_ENGINE_TURN_BLOCKS) ||
         !kvt_list_is_empty(&engine->pump)) {
@@ -241,7 +245,7 @@ void kvt_engine_run(struct kvt_engine *engine)
 {
     KVT_ASSERT(engine->config.doorbell != NULL);
     if (eng_janitor_start(engine) < 0)
-        engine->has_janitor = false; /* unmapping is done here, then */
+        engine->janitor = NULL; /* unmapping is done here, then */
     for (;;) {
         bool has_more = kvt_engine_turn(engine, kvt_clock_mono_ns());
 

@@ -343,47 +343,79 @@ static void submit_attach(struct fixture *fix)
     CHECK(sem_wait(&is_opening) == 0); /* on the other thread; the engine goes on meanwhile */
 }
 
+static void await_answer(struct call *call, enum kvt_code code)
+{
+    struct timespec until;
+
+    CHECK(clock_gettime(CLOCK_REALTIME, &until) == 0);
+    until.tv_sec += 20;
+    CHECK(sem_timedwait(&is_answered, &until) == 0);
+    CHECK_CODE(&call->op, code);
+}
+
 static void end_attach(struct fixture *fix, enum kvt_code code)
 {
     CHECK(sem_post(&may_open) == 0);
-    CHECK(sem_wait(&is_answered) == 0);
-    CHECK_CODE(&fix->call.op, code);
+    await_answer(&fix->call, code);
+}
+
+static void detach(struct fixture *fix, struct client *client)
+{
+    call_begin(&fix->call, KVT_OP_DETACH);
+    fix->call.op.req.detach.session = client->session;
+    fix->call.op.done = on_answer;
+    call_submit(&fix->call);
+    await_answer(&fix->call, KVT_CODE_OK);
+    client_unmap(client);
+}
+
+static void start_engine(struct fixture *fix, struct kvt_doorbell *doorbell, pthread_t *ret_thread,
+                         void (*before_gpu_open)(struct world *world))
+{
+    struct world_config config = two_gpus;
+
+    CHECK(kvt_doorbell_init(doorbell) == 0);
+    CHECK(sem_init(&may_open, 0, 0) == 0 && sem_init(&is_opening, 0, 0) == 0 &&
+          sem_init(&is_answered, 0, 0) == 0);
+    config.doorbell = doorbell;
+    config.before_gpu_open = before_gpu_open;
+    setup(fix, &config);
+    CHECK(pthread_create(ret_thread, NULL, engine_main, fix->world.engine) == 0);
+}
+
+static void join_engine(pthread_t thread)
+{
+    struct timespec until;
+
+    CHECK(clock_gettime(CLOCK_REALTIME, &until) == 0);
+    until.tv_sec += 20;
+    CHECK(pthread_timedjoin_np(thread, NULL, &until) == 0);
 }
 
 /* Attaches whose memory is being opened: served, cancelled, lost meanwhile, and stopped under. */
 static void test_threads(void)
 {
-    struct world_config config = two_gpus;
     struct kvt_doorbell doorbell;
+    struct client cancelled;
     struct fixture fix;
     pthread_t thread;
 
-    CHECK(kvt_doorbell_init(&doorbell) == 0);
-    CHECK(sem_init(&may_open, 0, 0) == 0 && sem_init(&is_opening, 0, 0) == 0 &&
-          sem_init(&is_answered, 0, 0) == 0);
-    config.doorbell = &doorbell;
-    config.before_gpu_open = wait_to_open;
-    setup(&fix, &config);
-    CHECK(pthread_create(&thread, NULL, engine_main, fix.world.engine) == 0);
-
+    start_engine(&fix, &doorbell, &thread, wait_to_open);
     submit_attach(&fix);
     end_attach(&fix, KVT_CODE_OK);
     fix.client.session = fix.call.op.ans.attach.session;
-    call_begin(&fix.call, KVT_OP_DETACH);
-    fix.call.op.req.detach.session = fix.client.session;
-    fix.call.op.done = on_answer;
-    call_submit(&fix.call);
-    CHECK(sem_wait(&is_answered) == 0);
-    CHECK_CODE(&fix.call.op, KVT_CODE_OK);
-    client_unmap(&fix.client);
+    detach(&fix, &fix.client);
 
+    /* Its answer does not wait for the driver. */
     submit_attach(&fix);
     atomic_store(&fix.call.op.is_cancelled, true);
     fix.world.service.cancel(fix.world.service.ctx, &fix.call.op);
-    end_attach(&fix, KVT_CODE_CANCELLED);
-    client_unmap(&fix.client);
+    await_answer(&fix.call, KVT_CODE_CANCELLED);
+    cancelled = fix.client;
+    CHECK(sem_post(&may_open) == 0);
 
     submit_attach(&fix);
+    client_unmap(&cancelled); /* it was opened, and put back */
     fix.world.gpu_open_result = KVT_REGION_E_HANDLE;
     end_attach(&fix, KVT_CODE_INVALID_ARGUMENT);
     fix.world.gpu_open_result = 0;
@@ -392,9 +424,89 @@ static void test_threads(void)
     submit_attach(&fix);
     kvt_engine_stop(fix.world.engine, 0);
     end_attach(&fix, KVT_CODE_UNAVAILABLE);
-    CHECK(pthread_join(thread, NULL) == 0);
+    join_engine(thread);
     client_unmap(&fix.client);
     CHECK(fix.world.gpu_regions == 0);
+    call_deinit(&fix.call);
+    world_deinit(&fix.world);
+    kvt_doorbell_deinit(&doorbell);
+}
+
+/* The driver does not come back: the engine stops without it and without what it may still use, nor
+ * does it close on a GPU what else is open. What comes back after all touches nothing of that. */
+static void test_driver_hangs(void)
+{
+    static struct fixture fix; /* the thread that is left behind looks at it */
+    const struct timespec pause = {.tv_nsec = 50 * 1000 * 1000};
+    struct kvt_doorbell doorbell;
+    struct client attached;
+    pthread_t thread;
+
+    start_engine(&fix, &doorbell, &thread, wait_to_open);
+    submit_attach(&fix);
+    end_attach(&fix, KVT_CODE_OK);
+    attached = fix.client;
+    submit_attach(&fix);
+    kvt_engine_stop(fix.world.engine, 0);
+    await_answer(&fix.call, KVT_CODE_UNAVAILABLE);
+    CHECK(strstr(fix.call.op.message, "stopping") != NULL);
+    join_engine(thread);
+    client_unmap(&fix.client);
+    client_unmap(&attached);
+    fix.world.engine = kvt_engine_free(fix.world.engine);
+    CHECK(fix.world.gpu_regions == 1);
+    fix.world.gpu_regions = 0; /* it ends with the process */
+    fix.world.gpu_open_result = -EIO;
+    call_deinit(&fix.call);
+    world_deinit(&fix.world);
+    kvt_doorbell_deinit(&doorbell);
+    CHECK(sem_post(&may_open) == 0);
+    (void)nanosleep(&pause, NULL);
+}
+
+static int64_t regions_seen;
+
+static void count_and_wait(struct world *world)
+{
+    regions_seen = world->gpu_regions;
+    wait_to_open(world);
+}
+
+/* Between two openings, what waits is closed. */
+static void test_closes_in_turn(void)
+{
+    struct kvt_doorbell doorbell;
+    struct client gone, first;
+    struct call later;
+    struct fixture fix;
+    pthread_t thread;
+
+    start_engine(&fix, &doorbell, &thread, count_and_wait);
+    submit_attach(&fix);
+    end_attach(&fix, KVT_CODE_OK);
+    gone = fix.client;
+    gone.session = fix.call.op.ans.attach.session;
+    call_init(&later, &fix.world);
+    client_begin_attach_gpu(&first, &fix.world, &later, 2, true, 0, 0);
+    later.op.done = on_answer;
+    call_submit(&later);
+    CHECK(sem_wait(&is_opening) == 0);
+    detach(&fix, &gone); /* there is work for the janitor, which is opening */
+    client_begin_attach_gpu(&fix.client, &fix.world, &fix.call, 3, true, 0, 0);
+    fix.call.op.done = on_answer;
+    call_submit(&fix.call);
+    CHECK(sem_post(&may_open) == 0);
+    await_answer(&later, KVT_CODE_OK);
+    CHECK(sem_wait(&is_opening) == 0);
+    CHECK(regions_seen == 1); /* the one that was opened in between, not the one that went */
+    end_attach(&fix, KVT_CODE_OK);
+    fix.client.session = fix.call.op.ans.attach.session;
+    detach(&fix, &fix.client);
+    first.session = later.op.ans.attach.session;
+    detach(&fix, &first);
+    kvt_engine_stop(fix.world.engine, 0);
+    join_engine(thread);
+    call_deinit(&later);
     call_deinit(&fix.call);
     world_deinit(&fix.world);
     kvt_doorbell_deinit(&doorbell);
@@ -411,5 +523,7 @@ int main(void)
     test_loss();
     test_lost_while_opening();
     test_threads();
+    test_closes_in_turn();
+    test_driver_hangs();
     return 0;
 }
