@@ -1,8 +1,8 @@
 /* L1's zones: a GPU each. Where the shards of a copy go, and what happens when a GPU is lost.
  *
- *   open ──counters->incarnation differs, or health is not OK──▶ lost ──▶ dropped ──▶ empty ──▶
- * open closed, and nothing of it is read: at once      slices   transfers     health is OK: are
- * reaped    its incarnation is taken over
+ *   open ──incarnation differs, or health is not OK──▶ lost: closed, nothing of it is read
+ *    ▲                                                       │ in slices: copies are dropped
+ *    └──health is OK: its incarnation is taken over── empty ◀┘ transfers are reaped
  *
  * The store has its own view of each zone's incarnation, and every place in L1 carries it. The GPU
  * refuses a place of another one, so it does not matter how late a loss is seen here: a transfer

@@ -1,7 +1,8 @@
 /* The life of a GPU of L1, and the turn of its thread.
  *
- *   SERVING --lose--> BREAKING --> LOSING --the thread ends all it holds--> PARKED --revive-->
- * SERVING
+ *   SERVING --lose--> BREAKING --> LOSING --the thread ends all it holds--> PARKED
+ *      ^                                                                     |
+ *      +---------------------------------- revive ---------------------------+
  *
  * lose may be called by anybody who sees the loss; the first raises the incarnation, and only when
  * that is done does the thread end its transfers: whoever hears OUT_OF_SERVICE finds the new one.
