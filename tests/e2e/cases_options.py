@@ -3,10 +3,16 @@ components that the daemon keeps quantised."""
 
 from __future__ import annotations
 
-from cases_basic import LENGTHS, NEAR, all_at_once, nothing, one_by_one, whole_prompts
+import math
+
+from cases_basic import LENGTHS, all_at_once, nothing, one_by_one, whole_prompts
 from cases_faults import ONLY_L2, damage_each, errors
 from engine import Request, Result
 from world import World, block_tokens
+
+# Of the logprobs of first tokens: 0.06 to 0.31 with 8-bit caches, over seeds; the answers to two
+# different prompts have none of their likeliest tokens in common.
+QUANTISED_NEAR = 1.0
 
 
 def cache_reset(world: World) -> None:
@@ -88,8 +94,8 @@ def quantised(world: World) -> None:
         differ += computed != loaded
         first, other = dict(computed.logprobs[0]), dict(loaded.logprobs[0])
         common = first.keys() & other.keys()
-        apart = max((abs(first[token] - other[token]) for token in common), default=NEAR)
-        assert apart < NEAR, f"{name}: {apart} between first tokens computed and loaded"
+        apart = max((abs(first[token] - other[token]) for token in common), default=math.inf)
+        assert apart < QUANTISED_NEAR, f"{name}: {apart} between first tokens computed and loaded"
     assert differ > 0, "nothing was quantised: loaded answers are those computed to the bit"
     for component in daemon.stats()["namespaces"][0]["components"]:
         kind = {"full": "full", "window": "sliding_window"}[component["kind"]]
