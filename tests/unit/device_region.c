@@ -174,11 +174,17 @@ static void test_close_after_an_error(void **state)
 {
     static const int errors[] = {KVT_CUDA_INVALID_VALUE, KVT_CUDA_LAUNCH_FAILURE};
     struct set_world *world = set_world_new(1);
+    struct kvt_xfer xfer = set_world_xfer(world, 1);
     struct kvt_device_memory memory;
     struct kvt_region region;
 
     (void)state;
     assert_int_equal(set_world_open(world), 0);
+    /* Behind a transfer the GPU's own thread has its device, and does not ask for it again. */
+    set_world_header(world, 1, &xfer);
+    xfer.src = set_world_host(world, 1);
+    xfer.dst = set_world_slot(world, 0, 1);
+    assert_int_equal(set_world_run(world, &xfer), KVT_XFER_DONE);
     memory = set_world_memory(world, 0);
     for (size_t i = 0; i < KVT_COUNT_OF(errors); i++) {
         assert_int_equal(open_region(world, &memory, &region), 0);
