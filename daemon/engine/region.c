@@ -59,11 +59,13 @@ void eng_region_close_with(const struct kvt_engine_gpu_memory *gpu_memory,
     kvt_free(region);
 }
 
+/* Of the server, for what no Attach took over: mappings of memfds only. */
 void eng_region_close(void *ctx, void *mapping)
 {
-    const struct kvt_engine *engine = ctx;
+    static const struct kvt_engine_gpu_memory none;
 
-    eng_region_close_with(&engine->config.gpu_memory, mapping);
+    (void)ctx;
+    eng_region_close_with(&none, mapping);
 }
 
 struct eng_region *eng_region_of(const struct kvt_api_region *region)
@@ -82,7 +84,7 @@ void eng_region_put(struct kvt_engine *engine, struct eng_region *region)
     if (region->region.is_gpu && (engine->janitor != NULL || engine->is_janitor_left))
         kvt_free(region);
     else
-        eng_region_close(engine, region);
+        eng_region_close_with(&engine->config.gpu_memory, region);
 }
 
 void eng_regions_put(struct kvt_engine *engine, struct kvt_op *op)

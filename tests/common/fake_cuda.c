@@ -88,11 +88,14 @@ void fake_drop_lost(void)
         }
 }
 
+/* Not before the devices are in service: one that is lost while it is opened is refused for good,
+ * and then there is nothing to lose. */
 static void fail_by_chance(void)
 {
+    uint64_t copies = fake_cuda.calls[KVT_FAKE_CUDA_COPY];
     uint32_t every = fake_cuda.config.lose_every;
 
-    if (every != 0 && fake_random(every) == 0) {
+    if (every != 0 && copies > 16ull * fake_cuda.config.devices_count && fake_random(every) == 0) {
         uint32_t device = (uint32_t)fake_random(fake_cuda.config.devices_count);
 
         if (fake_cuda.devices[device].has_context)
