@@ -3,6 +3,8 @@
 #include <stdarg.h>
 #include <string.h>
 
+#include "tools/lib/table.h"
+
 bool kvt_ctl_wants_color(enum kvt_ctl_color choice, bool is_terminal, const char *env_no_color)
 {
     if (choice != KVT_CTL_COLOR_AUTO)
@@ -157,4 +159,17 @@ const char *kvt_ctl_component_name(char buf[KVT_CTL_TEXT_BYTES],
         return kvt_ctl_clean(buf, component->name);
     (void)snprintf(buf, KVT_CTL_TEXT_BYTES, "%s", kvt_ctl_kind_text(component->kind));
     return buf;
+}
+
+void kvt_ctl_table_header(struct kvt_table *table, const char *const names[], size_t names_count)
+{
+    for (size_t i = 0; i < names_count; i++)
+        kvt_table_cell(table, "%s", names[i]);
+}
+
+void kvt_ctl_table_print(const struct kvt_ctl_view *view, struct kvt_table *table)
+{
+    if (kvt_table_print(table, view->out, KVT_TABLE_PLAIN, 2) < 0)
+        (void)fputs("  (out of memory: this table is not complete)\n", view->out);
+    (void)kvt_table_free(table);
 }

@@ -41,6 +41,12 @@ const char *kvt_ctl_why_text(enum kvt_why why);         /* a word for scripts: "
 const char *kvt_ctl_component_name(char buf[KVT_CTL_TEXT_BYTES],
                                    const struct kvt_api_component *component);
 
+struct kvt_table;
+/* A row of column names. */
+void kvt_ctl_table_header(struct kvt_table *table, const char *const names[], size_t names_count);
+/* Prints @table below the heading of a part of a page, and frees it. */
+void kvt_ctl_table_print(const struct kvt_ctl_view *view, struct kvt_table *table);
+
 /* ---- stats ------------------------------------------------------------------------------------
  */
 

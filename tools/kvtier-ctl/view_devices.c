@@ -62,19 +62,6 @@ static const char *life_text(char buf[KVT_TEXT_BYTES], uint64_t days)
     return buf;
 }
 
-static void header_row(struct kvt_table *table, const char *const names[], size_t names_count)
-{
-    for (size_t i = 0; i < names_count; i++)
-        kvt_table_cell(table, "%s", names[i]);
-}
-
-static void print_table(const struct kvt_ctl_view *view, struct kvt_table *table)
-{
-    if (kvt_table_print(table, view->out, KVT_TABLE_PLAIN, 2) < 0)
-        (void)fputs("  (out of memory: this table is not complete)\n", view->out);
-    (void)kvt_table_free(table);
-}
-
 static void view_data(const struct kvt_ctl_view *view, const struct kvt_ans_stats *stats)
 {
     static const char *const names[] = {"device",  "health", "used",    "capacity", "copies",
@@ -83,7 +70,7 @@ static void view_data(const struct kvt_ctl_view *view, const struct kvt_ans_stat
     struct kvt_table *table = kvt_table_new("llrrrrrrrrrrr");
     char path[KVT_CTL_TEXT_BYTES], a[KVT_TEXT_BYTES];
 
-    header_row(table, names, KVT_COUNT_OF(names));
+    kvt_ctl_table_header(table, names, KVT_COUNT_OF(names));
     for (uint32_t i = 0; i < stats->devices_count; i++) {
         const struct kvt_api_device_stats *device = &stats->devices[i];
 
@@ -101,7 +88,7 @@ static void view_data(const struct kvt_ctl_view *view, const struct kvt_ans_stat
         kvt_table_cell(table, "%.2f", (double)device->dwpd_milli / 1000.0);
         kvt_table_cell(table, "%s", life_text(a, device->life_left_days));
     }
-    print_table(view, table);
+    kvt_ctl_table_print(view, table);
 }
 
 static void view_indexes(const struct kvt_ctl_view *view, const struct kvt_ans_stats *stats)
@@ -112,7 +99,7 @@ static void view_indexes(const struct kvt_ctl_view *view, const struct kvt_ans_s
     struct kvt_table *table = kvt_table_new("llrrrrrrrrr");
     char text[KVT_CTL_TEXT_BYTES], a[KVT_TEXT_BYTES];
 
-    header_row(table, names, KVT_COUNT_OF(names));
+    kvt_ctl_table_header(table, names, KVT_COUNT_OF(names));
     for (uint32_t i = 0; i < stats->devices_count; i++) {
         const struct kvt_api_index_stats *index = &stats->devices[i].index;
 
@@ -128,7 +115,7 @@ static void view_indexes(const struct kvt_ctl_view *view, const struct kvt_ans_s
         kvt_table_cell(table, "%s", kvt_text_count(a, index->loaded_rows));
         kvt_table_cell(table, "%s", kvt_text_ns(a, index->load_ns));
     }
-    print_table(view, table);
+    kvt_ctl_table_print(view, table);
 }
 
 static void view_troubles(const struct kvt_ctl_view *view,

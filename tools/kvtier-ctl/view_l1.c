@@ -58,19 +58,6 @@ static uint64_t errors_of(const struct kvt_api_gpu_stats *gpu)
     return sum;
 }
 
-static void header_row(struct kvt_table *table, const char *const names[], size_t names_count)
-{
-    for (size_t i = 0; i < names_count; i++)
-        kvt_table_cell(table, "%s", names[i]);
-}
-
-static void print_table(const struct kvt_ctl_view *view, struct kvt_table *table)
-{
-    if (kvt_table_print(table, view->out, KVT_TABLE_PLAIN, 2) < 0)
-        (void)fputs("  (out of memory: this table is not complete)\n", view->out);
-    (void)kvt_table_free(table);
-}
-
 static void view_gpus(const struct kvt_ctl_view *view, const struct kvt_ans_stats *stats)
 {
     static const char *const names[] = {"gpu",    "uuid",   "name",  "state", "sm",
@@ -79,7 +66,7 @@ static void view_gpus(const struct kvt_ctl_view *view, const struct kvt_ans_stat
     struct kvt_table *table = kvt_table_new("rlllrrrrrrrrr");
     char text[KVT_CTL_TEXT_BYTES], a[KVT_TEXT_BYTES], hex[9];
 
-    header_row(table, names, KVT_COUNT_OF(names));
+    kvt_ctl_table_header(table, names, KVT_COUNT_OF(names));
     for (uint32_t i = 0; i < stats->gpus_count; i++) {
         const struct kvt_api_gpu_stats *gpu = &stats->gpus[i];
 
@@ -105,7 +92,7 @@ static void view_gpus(const struct kvt_ctl_view *view, const struct kvt_ans_stat
         kvt_table_cell(table, "%s", kvt_text_count(a, gpu->losses));
         kvt_table_cell(table, "%s", kvt_text_count(a, gpu->revivals));
     }
-    print_table(view, table);
+    kvt_ctl_table_print(view, table);
 }
 
 /* What moved, and how. */
@@ -133,7 +120,7 @@ static void view_paths(const struct kvt_ctl_view *view, const struct kvt_ans_sta
         }
     }
     if (rows > 0) {
-        print_table(view, table);
+        kvt_ctl_table_print(view, table);
         return;
     }
     (void)kvt_table_free(table);
@@ -147,7 +134,7 @@ static void view_work(const struct kvt_ctl_view *view, const struct kvt_ans_stat
     struct kvt_table *table = kvt_table_new("rrrrrrrrr");
     char a[KVT_TEXT_BYTES];
 
-    header_row(table, names, KVT_COUNT_OF(names));
+    kvt_ctl_table_header(table, names, KVT_COUNT_OF(names));
     for (uint32_t i = 0; i < stats->gpus_count; i++) {
         const struct kvt_api_gpu_stats *gpu = &stats->gpus[i];
 
@@ -165,7 +152,7 @@ static void view_work(const struct kvt_ctl_view *view, const struct kvt_ans_stat
         kvt_table_cell(table, "%s", kvt_text_bytes(a, gpu->dequantised_bytes));
         kvt_table_cell(table, "%s", kvt_text_count(a, errors_of(gpu)));
     }
-    print_table(view, table);
+    kvt_ctl_table_print(view, table);
 }
 
 void kvt_ctl_view_gpu_trouble(const struct kvt_ctl_view *view, const struct kvt_api_gpu_stats *gpu)

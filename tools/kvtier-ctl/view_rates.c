@@ -73,9 +73,7 @@ static void view_tier_rates(const struct kvt_ctl_view *view, const struct kvt_an
             bytes_rate_text(a, rise(old.written_bytes, tier->written_bytes), elapsed_ns));
         kvt_table_cell(table, "%s", rate_text(a, rise(old.errors, tier->errors), elapsed_ns));
     }
-    if (kvt_table_print(table, view->out, KVT_TABLE_PLAIN, 2) < 0)
-        (void)fputs("  (out of memory: this table is not complete)\n", view->out);
-    (void)kvt_table_free(table);
+    kvt_ctl_table_print(view, table);
 }
 
 static void view_hit_rate(const struct kvt_ctl_view *view, const struct kvt_ans_stats *before,

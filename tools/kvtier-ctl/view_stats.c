@@ -18,19 +18,6 @@ static double share_pct(uint64_t part, uint64_t whole)
     return whole == 0 ? 0.0 : 100.0 * (double)part / (double)whole;
 }
 
-static void print_table(const struct kvt_ctl_view *view, struct kvt_table *table)
-{
-    if (kvt_table_print(table, view->out, KVT_TABLE_PLAIN, 2) < 0)
-        (void)fputs("  (out of memory: this table is not complete)\n", view->out);
-    (void)kvt_table_free(table);
-}
-
-static void header_row(struct kvt_table *table, const char *const names[], size_t names_count)
-{
-    for (size_t i = 0; i < names_count; i++)
-        kvt_table_cell(table, "%s", names[i]);
-}
-
 static void view_tiers(const struct kvt_ctl_view *view, const struct kvt_ans_stats *stats)
 {
     static const char *const names[] = {"tier",   "used",    "capacity", "%",       "copies",
@@ -40,7 +27,7 @@ static void view_tiers(const struct kvt_ctl_view *view, const struct kvt_ans_sta
     char a[KVT_TEXT_BYTES], b[KVT_TEXT_BYTES];
 
     kvt_ctl_paint(view, KVT_CTL_PAINT_HEAD, "Tiers\n");
-    header_row(table, names, KVT_COUNT_OF(names));
+    kvt_ctl_table_header(table, names, KVT_COUNT_OF(names));
     for (uint32_t i = 0; i < stats->tiers_count; i++) {
         const struct kvt_api_tier_stats *tier = &stats->tiers[i];
 
@@ -58,7 +45,7 @@ static void view_tiers(const struct kvt_ctl_view *view, const struct kvt_ans_sta
         kvt_table_cell(table, "%s", kvt_text_bytes(a, tier->written_bytes));
         kvt_table_cell(table, "%s", count(b, tier->errors));
     }
-    print_table(view, table);
+    kvt_ctl_table_print(view, table);
     for (uint32_t i = 0; i < stats->tiers_count; i++) {
         const struct kvt_api_tier_stats *tier = &stats->tiers[i];
         char detail[KVT_CTL_TEXT_BYTES];
@@ -139,7 +126,7 @@ static void view_ns_copies(const struct kvt_ctl_view *view, const struct kvt_ans
                                         "L3 copies"};
     struct kvt_table *table = kvt_table_new("llrrr");
 
-    header_row(table, names, KVT_COUNT_OF(names));
+    kvt_ctl_table_header(table, names, KVT_COUNT_OF(names));
     for (uint32_t i = 0; i < stats->namespaces_count; i++) {
         const struct kvt_api_ns_stats *ns = &stats->namespaces[i];
         char hex[17], name[KVT_CTL_TEXT_BYTES], a[KVT_TEXT_BYTES];
@@ -151,7 +138,7 @@ static void view_ns_copies(const struct kvt_ctl_view *view, const struct kvt_ans
                 kvt_table_cell(table, "%s", count(a, ns->copies_at[c][t]));
         }
     }
-    print_table(view, table);
+    kvt_ctl_table_print(view, table);
 }
 
 void kvt_ctl_view_namespaces(const struct kvt_ctl_view *view, const struct kvt_ans_stats *stats)
@@ -168,7 +155,7 @@ void kvt_ctl_view_namespaces(const struct kvt_ctl_view *view, const struct kvt_a
         return;
     }
     table = kvt_table_new("llllrrrrrrrrl");
-    header_row(table, names, KVT_COUNT_OF(names));
+    kvt_ctl_table_header(table, names, KVT_COUNT_OF(names));
     for (uint32_t i = 0; i < stats->namespaces_count; i++) {
         const struct kvt_api_ns_stats *ns = &stats->namespaces[i];
 
@@ -186,7 +173,7 @@ void kvt_ctl_view_namespaces(const struct kvt_ctl_view *view, const struct kvt_a
         kvt_table_cell(table, "%s", kvt_text_share(a, ns->hit_tokens, ns->lookup_tokens));
         kvt_table_cell(table, "%s", components_text(components, sizeof(components), ns));
     }
-    print_table(view, table);
+    kvt_ctl_table_print(view, table);
     (void)fputc('\n', view->out);
     view_ns_copies(view, stats);
 }
@@ -199,7 +186,7 @@ static void view_engines_now(const struct kvt_ctl_view *view, const struct kvt_a
     struct kvt_table *table = kvt_table_new("lllrrrrrr");
     char a[KVT_TEXT_BYTES], text[KVT_CTL_TEXT_BYTES], hex[17];
 
-    header_row(table, names, KVT_COUNT_OF(names));
+    kvt_ctl_table_header(table, names, KVT_COUNT_OF(names));
     for (uint32_t i = 0; i < stats->engines_count; i++) {
         const struct kvt_api_engine_stats *engine = &stats->engines[i];
 
@@ -216,7 +203,7 @@ static void view_engines_now(const struct kvt_ctl_view *view, const struct kvt_a
         kvt_table_cell(table, "%u", engine->tickets);
         kvt_table_cell(table, "%s", kvt_text_bytes(a, engine->reserved_bytes));
     }
-    print_table(view, table);
+    kvt_ctl_table_print(view, table);
 }
 
 /* What each did since its first session began. */
@@ -228,7 +215,7 @@ static void view_engines_done(const struct kvt_ctl_view *view, const struct kvt_
     struct kvt_table *table = kvt_table_new("lrrrrrrrrr");
     char a[KVT_TEXT_BYTES], hex[17];
 
-    header_row(table, names, KVT_COUNT_OF(names));
+    kvt_ctl_table_header(table, names, KVT_COUNT_OF(names));
     for (uint32_t i = 0; i < stats->engines_count; i++) {
         const struct kvt_api_engine_stats *engine = &stats->engines[i];
 
@@ -243,7 +230,7 @@ static void view_engines_done(const struct kvt_ctl_view *view, const struct kvt_
         kvt_table_cell(table, "%s", count(a, engine->demotes));
         kvt_table_cell(table, "%s", kvt_text_bytes(a, engine->demoted_bytes));
     }
-    print_table(view, table);
+    kvt_ctl_table_print(view, table);
 }
 
 static void view_engines(const struct kvt_ctl_view *view, const struct kvt_ans_stats *stats)
@@ -304,7 +291,7 @@ static void view_counters(const struct kvt_ctl_view *view, const struct kvt_ans_
         counter_cells(table, counter, strcmp(last, counter->name) == 0);
         last = counter->name;
     }
-    print_table(view, table);
+    kvt_ctl_table_print(view, table);
     if (zeros > 0)
         (void)fprintf(view->out, "  %u more are 0\n", zeros);
 }
