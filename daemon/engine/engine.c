@@ -14,7 +14,8 @@
 #include "daemon/base/alloc.h"
 #include "daemon/engine/internal.h"
 
-#define STORE_CELL_BYTES 160u /* what a cell with its shards takes, about */
+#define ANSWER_MARGIN_NS (2 * KVT_NS_PER_MS) /* so that an answer arrives before its deadline */
+#define STORE_CELL_BYTES 160u                /* what a cell with its shards takes, about */
 #define STORE_SHARE_PCT 40u
 #define STORE_BASE_BYTES (1u << 20)
 
@@ -58,6 +59,13 @@ static enum kvt_counter counter_of(enum kvt_code code)
         break;
     }
     return KVT_COUNTER_OPS_OTHER;
+}
+
+uint64_t eng_answer_ns(const struct kvt_engine *engine, uint64_t deadline_ns)
+{
+    if (deadline_ns <= engine->now_ns)
+        return deadline_ns;
+    return deadline_ns - KVT_MIN((deadline_ns - engine->now_ns) / 8, ANSWER_MARGIN_NS);
 }
 
 void eng_answer(struct kvt_engine *engine, struct kvt_op *op)

@@ -5,8 +5,9 @@
  *   engine: free opening, the request looks good ──▶ janitor: open each ──▶ engine: attach, or undo
  *
  * By hand (simulator) it is done at once. The janitor gets a copy of what is to be opened: the
- * driver may never come back, so the request stays the engine's, which answers it at once when its
- * client goes or the daemon stops. What was opened for it is put back when it comes.
+ * driver may never come back, so the request stays the engine's, which answers it when its deadline
+ * is near, and at once when its client goes or the daemon stops. What was opened for it is put back
+ * when it comes, and what was not begun is left alone.
  *
  * When a GPU is lost, so are all openings of memory on it. The engine compares the incarnations of
  * L1's zones with those that it saw last, once a turn, and tells the sessions concerned: their
@@ -178,59 +179,91 @@ void eng_attach_gpu(struct kvt_engine *engine, struct kvt_op *op)
         return;
     }
     take_request(opening, op);
+    opening->answer_ns = eng_answer_ns(engine, op->deadline_ns);
     op->service = opening; /* it is answered later */
+    engine->openings_waiting++;
     eng_janitor_open(engine->janitor, opening);
+}
+
+static void take_opened(struct kvt_engine *engine, struct eng_opening *opening)
+{
+    struct kvt_op *op = opening->op;
+
+    if (op != NULL) {
+        op->service = NULL;
+        engine->openings_waiting--;
+        finish(engine, op, opening);
+    } else {
+        for (uint32_t i = 0; i < opening->regions_count; i++)
+            eng_region_put(engine, opening->regions[i].mapping);
+    }
+    *opening = (struct eng_opening){0}; /* its mappings are somebody's now */
+    if (op != NULL)
+        eng_answer(engine, op);
+}
+
+/* Its memory is not open, and it is not waited for any more. */
+static void answer_early(struct kvt_engine *engine, struct eng_opening *opening, enum kvt_code code,
+                         const char *text)
+{
+    struct kvt_op *op = opening->op;
+
+    opening->op = NULL;
+    op->service = NULL;
+    engine->openings_waiting--;
+    atomic_store(&opening->is_given_up, true);
+    eng_regions_put(engine, op); /* memfds */
+    kvt_op_fail(op, code, "%s", text);
+    eng_answer(engine, op);
+}
+
+/* The openings; NULL when none has a request that waits. */
+static struct eng_opening *waiting(const struct kvt_engine *engine)
+{
+    return engine->openings_waiting > 0 ? eng_janitor_openings(engine->janitor) : NULL;
 }
 
 void eng_openings_slice(struct kvt_engine *engine)
 {
-    struct eng_opening *opening;
+    struct eng_opening *opening, *openings;
 
-    while (engine->janitor != NULL && (opening = eng_janitor_opened(engine->janitor)) != NULL) {
-        struct kvt_op *op = opening->op;
-
-        if (op != NULL) {
-            op->service = NULL;
-            finish(engine, op, opening);
-        } else {
-            for (uint32_t i = 0; i < opening->regions_count; i++)
-                eng_region_put(engine, opening->regions[i].mapping);
-        }
-        *opening = (struct eng_opening){0}; /* its mappings are somebody's now */
-        if (op != NULL)
-            eng_answer(engine, op);
-    }
+    while (engine->janitor != NULL && (opening = eng_janitor_opened(engine->janitor)) != NULL)
+        take_opened(engine, opening);
+    openings = waiting(engine);
+    for (uint32_t i = 0; openings != NULL && i < KVT_ENGINE_OPENINGS_MAX; i++)
+        if (openings[i].op != NULL && engine->now_ns >= openings[i].answer_ns)
+            answer_early(engine, &openings[i], KVT_CODE_DEADLINE_EXCEEDED,
+                         "the GPU's driver did not open the regions in time: attach again later, "
+                         "or register host memory (a memfd) instead");
 }
 
-static void answer_early(struct kvt_engine *engine, bool is_all, enum kvt_code code,
-                         const char *text)
+uint64_t eng_openings_next_ns(const struct kvt_engine *engine)
 {
-    struct eng_opening *openings;
+    const struct eng_opening *openings = waiting(engine);
+    uint64_t next_ns = KVT_TIME_NEVER_NS;
 
-    if (engine->janitor == NULL)
-        return;
-    openings = eng_janitor_openings(engine->janitor);
-    for (uint32_t i = 0; i < KVT_ENGINE_OPENINGS_MAX; i++) {
-        struct kvt_op *op = openings[i].op;
-
-        if (op == NULL || (!is_all && !atomic_load(&op->is_cancelled)))
-            continue;
-        openings[i].op = NULL;
-        op->service = NULL;
-        eng_regions_put(engine, op); /* memfds */
-        kvt_op_fail(op, code, "%s", text);
-        eng_answer(engine, op);
-    }
+    for (uint32_t i = 0; openings != NULL && i < KVT_ENGINE_OPENINGS_MAX; i++)
+        if (openings[i].op != NULL)
+            next_ns = KVT_MIN(next_ns, openings[i].answer_ns);
+    return next_ns;
 }
 
 void eng_openings_cancelled(struct kvt_engine *engine)
 {
-    answer_early(engine, false, KVT_CODE_CANCELLED, "cancelled");
+    struct eng_opening *openings = waiting(engine);
+
+    for (uint32_t i = 0; openings != NULL && i < KVT_ENGINE_OPENINGS_MAX; i++)
+        if (openings[i].op != NULL && atomic_load(&openings[i].op->is_cancelled))
+            answer_early(engine, &openings[i], KVT_CODE_CANCELLED, "cancelled");
 }
 
 void eng_openings_stop(struct kvt_engine *engine)
 {
-    answer_early(engine, true, KVT_CODE_UNAVAILABLE, "the daemon is stopping");
+    struct eng_opening *openings = waiting(engine);
+
+    for (uint32_t i = 0; openings != NULL && i < KVT_ENGINE_OPENINGS_MAX; i++)
+        if (openings[i].op != NULL)
+            answer_early(engine, &openings[i], KVT_CODE_UNAVAILABLE, "the daemon is stopping");
 }
 
 /* ---- a session's memory on GPUs ---------------------------------------------------------------

@@ -105,7 +105,10 @@ struct eng_region {
 struct eng_opening { /* see gpu_region.c */
     /* The engine's. */
     bool is_taken;
-    struct kvt_op *op; /* ATTACH; NULL: it was answered before this came back */
+    struct kvt_op *op;  /* ATTACH; NULL: it was answered before this came back */
+    uint64_t answer_ns; /* of it: not later, wherever the driver is */
+    /* Both's: nobody wants it any more, so that what was not opened yet is not opened at all. */
+    atomic_bool is_given_up;
     /* Of whoever has the opening. The request's own regions are the engine's all the time. */
     uint32_t regions_count;
     struct eng_opening_region {
@@ -409,11 +412,14 @@ struct kvt_engine {
     /* Unmapping regions, and opening memory on GPUs, costs milliseconds: a helper thread does it
      * while kvt_engine_run runs. NULL: at once, by the caller. */
     struct eng_janitor *janitor;
+    uint32_t openings_waiting; /* for an answer */
     bool is_janitor_left; /* it hangs in the driver: nothing is opened or closed on a GPU now */
     uint32_t gpu_incarnations[KVT_ZONES_MAX]; /* of L1's zones, as sessions were told */
 };
 
 /* engine.c */
+/* When a request has to be answered that ends at @deadline_ns. */
+uint64_t eng_answer_ns(const struct kvt_engine *engine, uint64_t deadline_ns);
 void eng_answer(struct kvt_engine *engine, struct kvt_op *op);
 void eng_count(struct kvt_engine *engine, enum kvt_counter counter, uint64_t by);
 void eng_notify(struct kvt_engine *engine, struct eng_session *session,
@@ -569,7 +575,9 @@ void eng_attach_gpu(struct kvt_engine *engine, struct kvt_op *op);
 /* Opens region @idx of it and says in ->result how that went. Whoever has the opening. */
 void eng_opening_step(const struct kvt_engine_gpu_memory *gpu_memory, struct eng_opening *opening,
                       uint32_t idx);
+/* Takes back what was opened, and answers what is due although its memory is not open. */
 void eng_openings_slice(struct kvt_engine *engine);
+uint64_t eng_openings_next_ns(const struct kvt_engine *engine);
 /* Answers those that were cancelled, or all; what they opened is put back when it comes. */
 void eng_openings_cancelled(struct kvt_engine *engine);
 void eng_openings_stop(struct kvt_engine *engine);

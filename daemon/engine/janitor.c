@@ -84,7 +84,9 @@ static bool open_next(struct eng_janitor *janitor)
 
     if (opening == NULL)
         return true;
-    for (uint32_t i = 0; i < opening->regions_count && opening->result == 0; i++) {
+    for (uint32_t i = 0;
+         i < opening->regions_count && opening->result == 0 && !atomic_load(&opening->is_given_up);
+         i++) {
         enter_driver(janitor);
         eng_opening_step(&janitor->gpu_memory, opening, i);
         if (!is_back(janitor))

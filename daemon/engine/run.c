@@ -15,7 +15,6 @@
 
 #include "daemon/engine/internal.h"
 
-#define ANSWER_MARGIN_NS (2 * KVT_NS_PER_MS) /* so that the answer arrives before the deadline */
 #define PUMP_JOBS_A_TURN 2048u
 
 static void wake(struct kvt_engine *engine, struct eng_run *run)
@@ -239,12 +238,11 @@ void eng_runs_cancelled(struct kvt_engine *engine)
 
 void eng_run_start(struct kvt_engine *engine, struct eng_run *run, uint64_t timeout_ns)
 {
-    uint64_t at_ns = run->op->deadline_ns, now_ns = engine->now_ns, margin_ns;
+    uint64_t at_ns = run->op->deadline_ns;
 
     if (timeout_ns != 0)
-        at_ns = KVT_MIN(at_ns, kvt_time_add(now_ns, timeout_ns));
-    margin_ns = at_ns > now_ns ? KVT_MIN((at_ns - now_ns) / 8, ANSWER_MARGIN_NS) : 0;
-    run->deadline_ns = at_ns - margin_ns;
+        at_ns = KVT_MIN(at_ns, kvt_time_add(engine->now_ns, timeout_ns));
+    run->deadline_ns = eng_answer_ns(engine, at_ns);
     eng_timer_set(&engine->heap, &run->timer, run->deadline_ns);
     wake(engine, run);
 }

@@ -194,6 +194,7 @@ uint64_t kvt_engine_next_ns(const struct kvt_engine *engine)
     uint64_t next_ns = KVT_MIN(eng_heap_next_ns(&engine->heap), kvt_store_next_ns(engine->store));
 
     next_ns = KVT_MIN(next_ns, eng_parked_next_ns(engine));
+    next_ns = KVT_MIN(next_ns, eng_openings_next_ns(engine));
     next_ns = KVT_MIN(next_ns, eng_resets_next_ns(engine));
     return KVT_MIN(next_ns, eng_maintain_next_ns(engine));
 }

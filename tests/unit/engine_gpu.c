@@ -4,6 +4,7 @@
 #include <semaphore.h>
 #include <string.h>
 
+#include "daemon/base/clock.h"
 #include "tests/common/check.h"
 #include "tests/common/engine_world.h"
 
@@ -380,6 +381,7 @@ static void start_engine(struct fixture *fix, struct kvt_doorbell *doorbell, pth
     config.doorbell = doorbell;
     config.before_gpu_open = before_gpu_open;
     setup(fix, &config);
+    fix->world.now_ns = kvt_clock_mono_ns() + 600 * KVT_NS_PER_S; /* no deadline is near */
     CHECK(pthread_create(ret_thread, NULL, engine_main, fix->world.engine) == 0);
 }
 
