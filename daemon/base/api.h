@@ -552,6 +552,7 @@ struct kvt_api_l1_stats {
     struct kvt_text pin_why; /* why L2 is not pinned */
     struct kvt_text why;     /* why no GPU is used */
     bool is_export_allowed;
+    uint64_t held_bytes_per_engine_max; /* 0: nothing is exported */
 };
 
 struct kvt_api_gpu_path {
@@ -604,6 +605,7 @@ struct kvt_api_engine_stats {
     uint32_t ns_idx;
     uint32_t sessions, leases, tickets;
     uint64_t leased_bytes, reserved_bytes;
+    uint64_t held_bytes; /* of L1, read in place */
     uint64_t lookup_tokens, hit_tokens, promoted_bytes, demoted_bytes;
     uint64_t lookups, promotes, demotes; /* that were served */
     uint64_t missed_moves;               /* of its Promotes: what was asked for and did not come */

@@ -84,6 +84,7 @@ static void group_stats(const struct kvt_engine *engine, const struct eng_group 
         .leases = group->leases_count,
         .tickets = group->tickets_count,
         .reserved_bytes = group->reserved_bytes,
+        .held_bytes = group->held_bytes,
         .lookup_tokens = group->lookup_tokens,
         .hit_tokens = group->hit_tokens,
         .promoted_bytes = group->promoted_bytes,

@@ -118,6 +118,8 @@ bool eng_l1_stats(const struct kvt_engine *engine, struct kvt_op *op,
     uint32_t count = 0;
 
     report_stats(&engine->config.l1, &ans->l1);
+    if (engine->config.gpu_memory.export_arena != NULL)
+        ans->l1.held_bytes_per_engine_max = engine->config.held_bytes_per_engine_max;
     gpus = kvt_arena_array(op->arena, KVT_API_GPUS_MAX, sizeof(gpus[0]));
     ans->gpus = kvt_arena_array(op->arena, KVT_API_GPUS_MAX, sizeof(ans->gpus[0]));
     if (gpus == NULL || ans->gpus == NULL)

@@ -124,6 +124,7 @@ static bool put_engines(struct kvt_op *op, Kvtier__V1__StatsAnswer *out)
         views[i].demotes = engine->demotes;
         views[i].missed_moves = engine->missed_moves;
         views[i].ops_running = engine->ops_running;
+        views[i].held_bytes = engine->held_bytes;
         out->engines[i] = &views[i];
     }
     out->n_engines = ans->engines_count;
@@ -339,6 +340,7 @@ static int take_engine(struct kvt_op *op, const Kvtier__V1__EngineStats *in,
     ret_engine->demotes = in->demotes;
     ret_engine->missed_moves = in->missed_moves;
     ret_engine->ops_running = in->ops_running;
+    ret_engine->held_bytes = in->held_bytes;
     return kvt_codec_take_text(op, &in->name, "engines.name", KVT_MODEL_TEXT_BYTES_MAX,
                                &ret_engine->name);
 }

@@ -81,6 +81,7 @@ static bool put_l1(struct kvt_op *op, Kvtier__V1__StatsAnswer *out)
     view->pin_why = kvt_codec_put_text(&l1->pin_why);
     view->why = kvt_codec_put_text(&l1->why);
     view->is_export_allowed = l1->is_export_allowed;
+    view->held_bytes_per_engine_max = l1->held_bytes_per_engine_max;
     out->l1 = view;
     return true;
 }
@@ -181,6 +182,7 @@ static int take_l1(struct kvt_op *op, const Kvtier__V1__L1Stats *in,
     ret_l1->runtime_version = in->runtime_version;
     ret_l1->is_host_pinned = in->is_host_pinned;
     ret_l1->is_export_allowed = in->is_export_allowed;
+    ret_l1->held_bytes_per_engine_max = in->held_bytes_per_engine_max;
     KVT_CODEC_TRY(kvt_codec_take_text(op, &in->backend, "l1.backend", KVT_MODEL_TEXT_BYTES_MAX,
                                       &ret_l1->backend));
     KVT_CODEC_TRY(kvt_codec_take_text(op, &in->pin_why, "l1.pin_why", KVT_MODEL_TEXT_BYTES_MAX,

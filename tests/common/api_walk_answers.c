@@ -171,6 +171,7 @@ static void walk_engine_stats(struct api_walk *walk, struct kvt_api_engine_stats
     U64("demotes", &engine->demotes);
     U64("missed_moves", &engine->missed_moves);
     U64("ops_running", &engine->ops_running);
+    U64("held_bytes", &engine->held_bytes);
 }
 
 static void walk_index_stats(struct api_walk *walk, struct kvt_api_index_stats *index)
@@ -238,6 +239,7 @@ static void walk_l1_stats(struct api_walk *walk, struct kvt_api_l1_stats *l1)
     walk_text(walk, "l1.pin_why", &l1->pin_why, 200);
     walk_text(walk, "l1.why", &l1->why, 200);
     walk_bool(walk, "l1.is_export_allowed", &l1->is_export_allowed);
+    U64("l1.held_bytes_per_engine_max", &l1->held_bytes_per_engine_max);
 }
 
 static void walk_gpu_path(struct api_walk *walk, struct kvt_api_gpu_path *path, uint32_t i)

@@ -124,9 +124,10 @@ static void test_heads(void **state)
           .runtime_version = 13000,
           .pin_why = TEXT("too much"),
           .is_export_allowed = true,
+          .held_bytes_per_engine_max = 3ull << 30,
           .why = TEXT("driver 12.2 is too old for CUDA 13.0")},
          "L1\n  driver for CUDA 12.2, built for CUDA 13.0; L2 is not pinned (too much): copies go "
-         "through staging; engines may read it in place\n"
+         "through staging; engines may read it in place, each at most 3.0 GiB\n"
          "  off: driver 12.2 is too old for CUDA 13.0\n\n"},
     };
 

@@ -63,6 +63,7 @@ static void fill_stats(struct kvt_ans_stats *stats, struct kvt_api_ns_stats *ns)
         .tickets = 1,
         .leased_bytes = 8 << 20,
         .reserved_bytes = 512 << 10,
+        .held_bytes = 24 << 20,
         .lookup_tokens = 4000,
         .hit_tokens = 3000,
         .promoted_bytes = 96 << 20,
@@ -141,8 +142,9 @@ static void test_stats_page(void **state)
         "3f2a1099abcd  tiny   r1        bf16      64      2      3   1,234",
         "25.0 %",
         "attn 1.0 MiB, window(127) 64.0 KiB as 32.5 KiB of fp8_e4m3",
-        "leases   leased  tickets   reserved\n"
-        "  abcdef01  vllm\\x1b pid 7  3f2a1099abcd         3    4       2  8.0 MiB        1  "
+        "leases   leased      held  tickets   reserved\n"
+        "  abcdef01  vllm\\x1b pid 7  3f2a1099abcd         3    4       2  8.0 MiB  24.0 MiB       "
+        " 1  "
         "512.0 KiB\n",
         "lookups  asked tokens  hit tokens     hit  promotes  promoted  missed  demotes   demoted\n"
         "  abcdef01    1,234         4,000       3,000  75.0 %        21  96.0 MiB       5       "

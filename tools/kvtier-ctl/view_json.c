@@ -133,6 +133,7 @@ static void json_engine(struct kvt_json *json, const struct kvt_api_engine_stats
     kvt_json_u64(json, "demotes", engine->demotes);
     kvt_json_u64(json, "missed_moves", engine->missed_moves);
     kvt_json_u64(json, "ops_running", engine->ops_running);
+    kvt_json_u64(json, "held_bytes", engine->held_bytes);
     kvt_json_end(json);
 }
 

@@ -174,6 +174,7 @@ void kvt_ctl_view_gpu_trouble(const struct kvt_ctl_view *view, const struct kvt_
 static void view_head(const struct kvt_ctl_view *view, const struct kvt_api_l1_stats *l1)
 {
     char driver[VERSION_BYTES], runtime[VERSION_BYTES], why[KVT_CTL_TEXT_BYTES];
+    char bytes[KVT_TEXT_BYTES];
 
     (void)fprintf(view->out, "  driver for CUDA %s, built %s CUDA%s%s",
                   version_text(driver, l1->driver_version), l1->has_cuda ? "for" : "without",
@@ -185,7 +186,11 @@ static void view_head(const struct kvt_ctl_view *view, const struct kvt_api_l1_s
         (void)fprintf(view->out, "; L2 is not pinned (%s): copies go through staging",
                       kvt_ctl_clean(why, l1->pin_why));
     if (l1->is_export_allowed)
-        (void)fputs("; engines may read it in place", view->out);
+        (void)fprintf(view->out, "; engines may read it in place%s%s",
+                      l1->held_bytes_per_engine_max > 0 ? ", each at most " : "",
+                      l1->held_bytes_per_engine_max > 0
+                          ? kvt_text_bytes(bytes, l1->held_bytes_per_engine_max)
+                          : "");
     (void)fputc('\n', view->out);
 }
 
@@ -299,6 +304,7 @@ void kvt_ctl_json_l1(struct kvt_json *json, const struct kvt_ans_stats *stats)
     text(json, "pin_why", l1->pin_why);
     text(json, "why", l1->why);
     kvt_json_bool(json, "is_export_allowed", l1->is_export_allowed);
+    kvt_json_u64(json, "held_bytes_per_engine_max", l1->held_bytes_per_engine_max);
     kvt_json_end(json);
     kvt_json_array(json, "gpus");
     for (uint32_t i = 0; i < stats->gpus_count; i++)

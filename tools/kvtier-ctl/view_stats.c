@@ -182,8 +182,8 @@ void kvt_ctl_view_namespaces(const struct kvt_ctl_view *view, const struct kvt_a
 static void view_engines_now(const struct kvt_ctl_view *view, const struct kvt_ans_stats *stats)
 {
     static const char *const names[] = {"engine", "name",   "namespace", "sessions", "ops",
-                                        "leases", "leased", "tickets",   "reserved"};
-    struct kvt_table *table = kvt_table_new("lllrrrrrr");
+                                        "leases", "leased", "held",      "tickets",  "reserved"};
+    struct kvt_table *table = kvt_table_new("lllrrrrrrr");
     char a[KVT_TEXT_BYTES], text[KVT_CTL_TEXT_BYTES], hex[17];
 
     kvt_ctl_table_header(table, names, KVT_COUNT_OF(names));
@@ -200,6 +200,7 @@ static void view_engines_now(const struct kvt_ctl_view *view, const struct kvt_a
         kvt_table_cell(table, "%llu", (unsigned long long)engine->ops_running);
         kvt_table_cell(table, "%u", engine->leases);
         kvt_table_cell(table, "%s", kvt_text_bytes(a, engine->leased_bytes));
+        kvt_table_cell(table, "%s", kvt_text_bytes(a, engine->held_bytes));
         kvt_table_cell(table, "%u", engine->tickets);
         kvt_table_cell(table, "%s", kvt_text_bytes(a, engine->reserved_bytes));
     }
