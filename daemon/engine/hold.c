@@ -6,8 +6,8 @@
  *     not by a Reset either: what was reset is served to nobody, but it stays where it is;
  *   - neither eviction nor an operator's Evict, nor a Demote that moves, gives its slots to others;
  *   - when a GPU is lost its arena is gone with all readers' imports of it: every session of an
- *     engine that holds something there is told so at once (REGIONS_LOST: one notice, which is
- *     never dropped), and the leases end in slices.
+ *     engine that holds something of which a shard is there, its own or another rank's, is told so
+ *     at once (REGIONS_LOST: one notice, which is never dropped), and the leases end in slices.
  *
  * What is held is bounded, a part of L1 an engine, in whole copies; the rest is NO_ROOM. Holds of a
  * lease that ended are given back in slices. */
@@ -89,12 +89,13 @@ static void leave(struct kvt_engine *engine, const struct eng_lease *lease,
 /* ---- leases that hold -------------------------------------------------------------------------
  */
 
-static void note_zone(struct eng_lease *lease, uint32_t zone)
+/* With any shard of a block the whole of it is lost, and its slots on the other GPUs have to come
+ * back, too: a GPU does not return to service before. */
+static void note_zones(struct eng_lease *lease, uint32_t zones)
 {
-    if ((lease->held_zones >> zone & 1u) != 0)
-        return;
-    lease->held_zones |= 1u << zone;
-    lease->group->holders_in[zone]++;
+    for (uint32_t zone = 0; zone < KVT_ZONES_MAX; zone++)
+        lease->group->holders_in[zone] += (zones & ~lease->held_zones) >> zone & 1u;
+    lease->held_zones |= zones;
 }
 
 static void attach(struct kvt_engine *engine, struct eng_lease *lease, struct eng_hold *hold)
@@ -105,7 +106,7 @@ static void attach(struct kvt_engine *engine, struct eng_lease *lease, struct en
     }
     hold->next = lease->first_hold;
     lease->first_hold = (uint32_t)(hold - engine->holds) + 1;
-    note_zone(lease, hold->held.zone);
+    note_zones(lease, hold->held.zones);
     enter(engine, lease, hold);
     lease->held_bytes += hold->bytes;
     lease->group->held_bytes += hold->bytes;
@@ -258,7 +259,6 @@ static enum kvt_move_result hold_one(struct kvt_engine *engine, struct eng_run *
     }
     if (hold != NULL) {
         kvt_store_unhold(engine->store, &held);
-        note_zone(run->lease, held.zone);
     } else {
         if (run->lease->group->held_bytes + bytes <= engine->config.held_bytes_per_engine_max)
             hold = hold_take(engine);

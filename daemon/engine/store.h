@@ -142,6 +142,7 @@ uint64_t kvt_store_cell_bytes(const struct kvt_store *store, struct kvt_cell cel
 struct kvt_store_held {
     uint32_t cell, zone, incarnation;
     uint64_t offset_bytes; /* in the zone */
+    uint32_t zones;        /* of all shards, a bit each: it is lost with any of them */
 };
 enum kvt_move_result kvt_store_hold(struct kvt_store *store, struct kvt_cell cell, uint32_t rank,
                                     struct kvt_store_held *ret_held);

@@ -217,6 +217,28 @@ uint64_t kvt_store_l1_next_ns(const struct kvt_store *store)
 
 /* ---- readers in place ------------------------------------------------------------------------ */
 
+/* False: one of them is lost, be it seen here already or not. Whoever heard of it before ends what
+ * is held there now, and nothing may come behind that. */
+static bool zones_of(struct kvt_store *store, struct cell *cell, uint32_t shards,
+                     uint32_t *ret_zones)
+{
+    uint32_t zones = 0;
+
+    for (uint32_t i = 0; i < shards; i++) {
+        struct kvt_slot slot = *kvt_store_slot(store, cell, KVT_TIER_DEVICE, i);
+        uint32_t idx = kvt_slab_zone(store->tiers[KVT_TIER_DEVICE].slab, slot);
+        const struct store_l1_zone *zone = &store->l1.zones[idx];
+
+        if (zone->out_since_ns != 0 ||
+            atomic_load_explicit(&zone->counters->incarnation, memory_order_acquire) !=
+                zone->incarnation)
+            return false;
+        zones |= 1u << idx;
+    }
+    *ret_zones = zones;
+    return true;
+}
+
 enum kvt_move_result kvt_store_hold(struct kvt_store *store, struct kvt_cell handle, uint32_t rank,
                                     struct kvt_store_held *ret_held)
 {
@@ -224,13 +246,12 @@ enum kvt_move_result kvt_store_hold(struct kvt_store *store, struct kvt_cell han
     const struct kvt_tier *tier = store->tiers[KVT_TIER_DEVICE].tier;
     const struct kvt_slab *slab = store->tiers[KVT_TIER_DEVICE].slab;
     struct kvt_slot slot;
-    uint32_t shards, zone;
+    uint32_t shards, zone, zones;
 
-    if (cell == NULL || !kvt_store_is_readable(cell, KVT_TIER_DEVICE) ||
-        kvt_store_l1_is_lost(store, cell))
+    if (cell == NULL || !kvt_store_is_readable(cell, KVT_TIER_DEVICE))
         return KVT_MOVE_MISS;
     shards = kvt_store_component(store, cell)->shards;
-    if (shards > 1 && rank >= shards)
+    if ((shards > 1 && rank >= shards) || !zones_of(store, cell, shards, &zones))
         return KVT_MOVE_MISS;
     if (cell->copies[KVT_TIER_DEVICE].pins >= CELL_HOLD_PINS_MAX)
         return KVT_MOVE_NO_ROOM;
@@ -242,6 +263,7 @@ enum kvt_move_result kvt_store_hold(struct kvt_store *store, struct kvt_cell han
         .incarnation = store->l1.zones[zone].incarnation,
         .offset_bytes = kvt_slab_offset(slab, slot) -
                         (zone < tier->zones_count ? tier->zones[zone].base_bytes : 0),
+        .zones = zones,
     };
     kvt_store_pin(store, cell, KVT_TIER_DEVICE);
     store->l1.held++;

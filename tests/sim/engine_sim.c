@@ -32,10 +32,10 @@ struct held {
 struct reader { /* of blocks in L1, in place; lease NONE: nobody */
     struct kvt_handle lease;
     uint32_t engine, rank, count;
-    uint64_t tag, first;
+    uint64_t tag, first, losses; /* of GPUs, when it asked */
     struct {
         bool is_held;
-        uint32_t zone, incarnation;
+        uint32_t zone;
         uint64_t offset_bytes;
     } at[2][BLOCKS_MAX];
 };
@@ -46,7 +46,7 @@ struct agent {
     bool is_attached, must_quiesce;
     uint32_t gpu, incarnation; /* of its memory; KVT_GPU_NONE: the host's */
     uint32_t engine, rank;
-    uint64_t op_id, tag, first;
+    uint64_t op_id, tag, first, losses;
     uint32_t count;
     uint8_t left_alone[2][BLOCKS_MAX]; /* of a Promote: a bit an engine block, see api.h */
 };
@@ -118,30 +118,21 @@ static void begin_reading(struct sim *sim, const struct agent *agent)
                               .rank = agent->rank,
                               .count = agent->count,
                               .tag = agent->tag,
-                              .first = agent->first};
+                              .first = agent->first,
+                              .losses = agent->losses};
     for (uint32_t c = 0; c < req->moves_count; c++)
         for (uint32_t i = 0; i < agent->count; i++) {
-            uint32_t zone = ans->in_place[c].zones[i];
-
             reader->at[c][i].is_held = ans->moves.results[c][i] == KVT_MOVE_DONE;
-            reader->at[c][i].zone = zone;
+            reader->at[c][i].zone = ans->in_place[c].zones[i];
             reader->at[c][i].offset_bytes = ans->in_place[c].offsets_bytes[i];
-            for (uint32_t a = 0; a < ans->arenas_count; a++)
-                if (ans->arenas[a].zone == zone)
-                    reader->at[c][i].incarnation = ans->arenas[a].incarnation;
         }
 }
 
-/* A lost GPU ends the lease, and with it what is on others. */
+/* A lost GPU ends the lease, and with it what is on others: also when only the other rank's shard
+ * was there, which a reader is not told. */
 static bool is_void(const struct sim *sim, const struct reader *reader)
 {
-    for (uint32_t c = 0; c < 2; c++)
-        for (uint32_t i = 0; i < reader->count; i++)
-            if (reader->at[c][i].is_held &&
-                fake_tier_incarnation(sim->world.tiers[KVT_TIER_DEVICE], reader->at[c][i].zone) !=
-                    reader->at[c][i].incarnation)
-                return true;
-    return false;
+    return reader->losses != sim->losses;
 }
 
 static void read_in_place(struct sim *sim)
@@ -309,6 +300,7 @@ static void ask_promote(struct sim *sim, struct agent *agent)
     const struct held *held = pick(sim, agent, sim->leases);
     struct kvt_req_promote *req = &agent->call.op.req.promote;
 
+    agent->losses = sim->losses;
     agent->tag = held->tag;
     agent->first = held->blocks > 1 ? below(sim, held->blocks) : 0;
     agent->count = (uint32_t)(held->blocks - agent->first);

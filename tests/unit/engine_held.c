@@ -141,9 +141,113 @@ static void test_not_exported(void)
     teardown(&fix);
 }
 
+/* ---- of two ranks on two GPUs one reads, and the other one's GPU is lost ---- */
+
+static uint64_t taken_slots(struct fixture *fix, uint32_t zone)
+{
+    struct kvt_store_stats stats;
+
+    kvt_engine_store_stats(fix->world.engine, &stats);
+    return stats.l1_zones[zone].slab.taken_slots;
+}
+
+static void demote(struct fixture *fix, const struct client *client, struct kvt_handle ticket)
+{
+    world_demote(&fix->call, client, ticket, 0, 4, 0);
+    call_run(&fix->call);
+    CHECK_CODE(&fix->call.op, KVT_CODE_OK);
+}
+
+/* Four blocks of rank 0 on GPU 0 and rank 1 on GPU 1; rank 0 reads them in place. */
+static void hold_of_two_ranks(struct fixture *fix)
+{
+    struct world_config config = exporting;
+    struct kvt_handle ticket;
+
+    config.ranks = 2;
+    world_init(&fix->world, &config);
+    call_init(&fix->call, &fix->world);
+    attach(fix, &fix->client, 1, 0);
+    client_begin_attach_gpu(&fix->other, &fix->world, &fix->call, 1, false, 1, 1);
+    call_run(&fix->call);
+    CHECK_CODE(&fix->call.op, KVT_CODE_OK);
+    fix->other.session = fix->call.op.ans.attach.session;
+    ticket = world_reserve(&fix->call, &fix->client, TAG, 4);
+    for (uint32_t i = 0; i < 4; i++) {
+        client_fill(&fix->client, 0, TAG, i, i);
+        client_fill(&fix->other, 0, TAG, i, i);
+    }
+    demote(fix, &fix->client, ticket);
+    demote(fix, &fix->other, ticket);
+    (void)hold(fix, &fix->client, 4);
+    CHECK(fix->call.op.ans.promote.in_place[0].zones[0] == 0);
+    CHECK(taken_slots(fix, 0) == 4 && taken_slots(fix, 1) == 4);
+}
+
+static uint64_t leases(struct fixture *fix)
+{
+    struct kvt_engine_counts counts;
+
+    kvt_engine_counts(fix->world.engine, &counts);
+    return counts.leases;
+}
+
+static void turns(struct fixture *fix, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        world_turn(&fix->world);
+    world_check(&fix->world);
+}
+
+/* A copy with one shard on a lost GPU is lost whole, and its slots hold the GPU up: it is not back
+ * before they are given back, which nobody does who does not hear of it. */
+static void test_loss_of_the_others_gpu(void)
+{
+    struct kvt_store_stats stats;
+    struct fixture fix;
+
+    hold_of_two_ranks(&fix);
+    fake_tier_lose_zone(fix.world.tiers[KVT_TIER_DEVICE], 1);
+    fake_tier_revive_zone(fix.world.tiers[KVT_TIER_DEVICE], 1);
+    turns(&fix, 200);
+    CHECK(fix.world.notices[KVT_NOTICE_REGIONS_LOST] == 2); /* both ranks' sessions */
+    CHECK(fix.world.notices[KVT_NOTICE_LEASE_ENDED] == 1 && leases(&fix) == 0);
+    kvt_engine_store_stats(fix.world.engine, &stats);
+    CHECK(stats.l1_zones[1].out_ns == 0 && stats.l1_zones[1].incarnation == 1);
+    CHECK(taken_slots(&fix, 0) == 0 && taken_slots(&fix, 1) == 0);
+    teardown(&fix);
+}
+
+/* Between the loss and the engine's hearing of it nothing is held, whatever GPU the shard that is
+ * asked for is on. */
+static void test_lost_when_asked(void)
+{
+    struct kvt_handle lease;
+    struct fixture fix;
+
+    hold_of_two_ranks(&fix);
+    lease = world_lookup(&fix.call, &fix.client, TAG, 4, true);
+    world_promote(&fix.call, &fix.client, lease, 0, 4, 0);
+    fix.call.op.req.promote.target = KVT_TARGET_L1;
+    fix.call.op.req.promote.is_in_place = true;
+    call_submit(&fix.call);
+    fake_tier_lose_zone(fix.world.tiers[KVT_TIER_DEVICE], 1);
+    fake_tier_revive_zone(fix.world.tiers[KVT_TIER_DEVICE], 1);
+    call_wait(&fix.call);
+    CHECK_CODE(&fix.call.op, KVT_CODE_OK);
+    for (uint32_t i = 0; i < 4; i++)
+        CHECK(fix.call.op.ans.promote.moves.results[0][i] != KVT_MOVE_DONE);
+    turns(&fix, 200);
+    CHECK(held_bytes(&fix, 1) == 0);
+    CHECK(taken_slots(&fix, 0) == 0 && taken_slots(&fix, 1) == 0);
+    teardown(&fix);
+}
+
 int main(void)
 {
     test_stats();
+    test_loss_of_the_others_gpu();
+    test_lost_when_asked();
     test_not_exported();
     return 0;
 }
