@@ -60,7 +60,7 @@ struct kvt_config {
         /* cuda alone */
         char gpus[KVT_CONFIG_TEXT_BYTES]; /* "all", or indices and UUIDs */
         uint64_t headroom_bytes, staging_bytes;
-        uint32_t streams;
+        uint32_t streams, cpu_threads;
         uint64_t inflight_bytes, crossover_bytes;
         uint64_t retry_min_ns, retry_max_ns;
         bool is_export;

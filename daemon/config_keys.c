@@ -37,6 +37,7 @@ const struct kvt_config_key kvt_config_keys[] = {
     {"tiers.l1.inflight", KVT_CONFIG_SIZE, AT(l1.inflight_bytes), "256MiB", KVT_MIB, 64 * KVT_GIB},
     {"tiers.l1.crossover", KVT_CONFIG_SIZE, AT(l1.crossover_bytes), "256KiB",
         4 * KVT_KIB, KVT_GIB},
+    {"tiers.l1.cpu_threads", KVT_CONFIG_COUNT, AT(l1.cpu_threads), "4", 0, 16},
     {"tiers.l1.retry_min", KVT_CONFIG_DURATION, AT(l1.retry_min_ns), "1s", 10 * MS, H},
     {"tiers.l1.retry_max", KVT_CONFIG_DURATION, AT(l1.retry_max_ns), "1min", 10 * MS, 24 * H},
     {"tiers.l1.export", KVT_CONFIG_BOOL, AT(l1.is_export), "false"},

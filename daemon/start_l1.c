@@ -34,6 +34,7 @@ static struct kvt_device_config device_config(struct kvt_daemon *daemon)
         .inflight_bytes_max = config->l1.inflight_bytes,
         .streams = config->l1.streams,
         .crossover_bytes = (uint32_t)config->l1.crossover_bytes,
+        .cpu_threads = config->l1.cpu_threads,
         .retry_min_ns = config->l1.retry_min_ns,
         .retry_max_ns = config->l1.retry_max_ns,
         .is_export_allowed = config->l1.is_export,

@@ -96,6 +96,8 @@ static void gpu_open(struct gpu_world *world)
                                     .is_host_pinned = !world->config.is_unpinned,
                                     .doorbell = &world->bell,
                                     .hang_ns = world->config.hang_ns,
+                                    .cpu_threads = world->config.cpu_threads,
+                                    .hand_bytes = world->config.hand_bytes,
                                     .is_by_hand = !world->config.is_threaded};
     int error;
 
@@ -263,16 +265,28 @@ void gpu_world_reset(struct gpu_world *world)
     world->is_reset = true;
 }
 
+static bool turn(struct gpu_world *world)
+{
+    bool has_moved = kvt_gpu_turn(world->gpu);
+
+    for (uint32_t i = 0; i < world->config.cpu_threads; i++)
+        if (kvt_gpu_hand_turn(world->gpu, i)) {
+            world->hand_pieces++;
+            has_moved = true;
+        }
+    return has_moved;
+}
+
 void gpu_world_take_back(struct gpu_world *world)
 {
     int error;
 
-    for (uint32_t turn = 0; !kvt_gpu_is_parked(world->gpu); turn++) {
-        assert_true(turn < TURNS_MAX);
+    for (uint32_t i = 0; !kvt_gpu_is_parked(world->gpu); i++) {
+        assert_true(i < TURNS_MAX);
         if (world->config.is_threaded)
             (void)sched_yield();
         else
-            (void)kvt_gpu_turn(world->gpu);
+            (void)turn(world);
     }
     gpu_world_reset(world);
     if (!world->config.is_unpinned) {
@@ -289,16 +303,16 @@ void gpu_world_reap(struct gpu_world *world, uint32_t count)
     const struct timespec pause = {.tv_nsec = 10000};
     struct kvt_xfer *back[16];
 
-    for (uint32_t turn = 0; count > 0; turn++) {
+    for (uint32_t i = 0; count > 0; i++) {
         uint32_t reaped;
 
-        if (turn > TURNS_MAX) {
+        if (i > TURNS_MAX) {
             fprintf(stderr, "%u transfers did not come back\n", count);
             abort();
         }
         if (world->config.is_threaded)
             (void)nanosleep(&pause, NULL);
-        else if (!kvt_gpu_turn(world->gpu))
+        else if (!turn(world))
             kvt_fake_cuda_pump(4);
         gpu_world_reset(world);
         reaped = kvt_tier_reap(world->tier, back, KVT_COUNT_OF(back));

@@ -22,6 +22,7 @@ struct gpu_world_config {
     uint32_t pool_device;        /* on which the engine's pool is */
     bool is_landing_late;
     uint64_t hang_ns;
+    uint32_t cpu_threads, hand_bytes;  /* as kvt_gpu_config's; stepped in turn as well */
     const struct kvt_kernels *kernels; /* NULL: kvt_kernels_host() */
 };
 
@@ -36,7 +37,8 @@ struct gpu_world {
     uint32_t header_bytes, tokens[GPU_WORLD_TOKENS];
     struct kvt_fake_cuda_foreign pool; /* the engine's memory, as the engine sees it */
     uint64_t pool_address;
-    bool is_reset; /* since the last loss */
+    bool is_reset;        /* since the last loss */
+    uint64_t hand_pieces; /* that hands, stepped by hand, have worked on */
     uint8_t *host_pool;
     uint64_t pool_bytes, blocks_count;
     struct kvt_region region, host_region;

@@ -46,6 +46,7 @@ struct set_world *set_world_new(uint32_t gpus)
                                    .inflight_bytes_max = 2 * KVT_MIB,
                                    .streams = 2,
                                    .crossover_bytes = 4096,
+                                   .cpu_threads = 2,
                                    .retry_min_ns = 2 * KVT_NS_PER_MS,
                                    .retry_max_ns = 8 * KVT_NS_PER_MS,
                                    .sysfs = "/nowhere",

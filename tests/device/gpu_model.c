@@ -26,6 +26,7 @@ static struct world_options options_of(uint64_t seed)
         .has_quant = seed % 4 >= 2,
         .lose_every = seed % 3 == 0 ? 40 : 0,
         .is_landing_late = seed % 6 == 0,
+        .cpu_threads = (uint32_t)(seed % 5) % 4,
     };
 }
 
@@ -76,7 +77,7 @@ static int run_mutant(enum kvt_gpu_wait wait, uint64_t seed)
         if (freopen("/dev/null", "w", stderr) == NULL)
             _exit(0);
         /* A loss would hide nothing, but ends transfers early. */
-        options.lose_every = 0;
+        options.lose_every = wait == KVT_GPU_WAIT_HANDS_LOSS ? 40 : 0;
         options.is_landing_late = false;
         kvt_gpu_wait_dropped = wait;
         run_one(&options, TRANSFERS, sums);
@@ -90,7 +91,7 @@ static int run_mutant(enum kvt_gpu_wait wait, uint64_t seed)
 static int mutants(uint64_t count)
 {
     static const char *const names[] = {"finish", "staging filled", "staging free", "lists",
-                                        "check"};
+                                        "check",  "hands: in",      "hands: out",   "hands: loss"};
     int result = 0;
 
     static_assert(KVT_COUNT_OF(names) == KVT_GPU_WAITS, "a name each");

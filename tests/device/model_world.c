@@ -141,6 +141,8 @@ bool world_open(struct world *world, const struct world_options *options)
         .inflight_bytes_max = BUDGET_BYTES,
         .inflight_max = WORLD_INFLIGHT,
         .crossover_bytes = 2048,
+        .cpu_threads = options->cpu_threads,
+        .hand_bytes = 1 + (uint32_t)world_random(world, WORLD_SLOT_BYTES),
         .host_memory = world->host_memory,
         .host_memory_bytes = KVT_HUGE_PAGE_BYTES,
         .is_host_pinned = options->is_host_pinned,
@@ -239,8 +241,12 @@ void world_turn(struct world *world)
     struct kvt_xfer *xfers[REAP_MAX];
     uint32_t count;
 
-    if (world->config.is_by_hand)
+    if (world->config.is_by_hand) {
         (void)kvt_gpu_turn(world->gpu);
+        for (uint32_t i = 0; i < world->config.cpu_threads; i++)
+            if (world_random(world, 3) == 0)
+                (void)kvt_gpu_hand_turn(world->gpu, i);
+    }
     check_budget(world);
     count = kvt_tier_reap(world->tier, xfers, 1 + (uint32_t)world_random(world, REAP_MAX));
     for (uint32_t i = 0; i < count; i++)

@@ -62,6 +62,7 @@ struct world_options {
     bool is_host_pinned, is_landing_late, is_threaded, has_quant;
     const struct kvt_kernels *kernels; /* NULL: the host's */
     uint32_t lose_every;               /* transfers, about; 0: never */
+    uint32_t cpu_threads;              /* of the GPU; each may have any work, be it ever so small */
     /* A call that fails, from kvt_gpu_open on. */
     enum kvt_fake_cuda_call fail_call;
     uint64_t fail_nth; /* 0: none */

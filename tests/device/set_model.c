@@ -73,6 +73,7 @@ static bool open_tier(struct set_case *set, uint32_t gpus)
                                        .inflight_bytes_max = 256 * KVT_KIB,
                                        .streams = 1 + (uint32_t)world_random(world, 2),
                                        .crossover_bytes = 2048,
+                                       .cpu_threads = 2,
                                        .retry_min_ns = 2 * KVT_NS_PER_MS,
                                        .retry_max_ns = 8 * KVT_NS_PER_MS,
                                        .sysfs = "/nowhere"};

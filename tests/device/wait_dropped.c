@@ -12,3 +12,8 @@ int kvt_gpu_is_over(const struct kvt_cuda_calls *calls, void *event, enum kvt_gp
         return why == kvt_gpu_wait_dropped ? 1 : 0;
     return error == KVT_CUDA_OK ? 1 : -error;
 }
+
+bool kvt_gpu_is_back(uint32_t pieces_out, enum kvt_gpu_wait why)
+{
+    return pieces_out == 0 || why == kvt_gpu_wait_dropped;
+}

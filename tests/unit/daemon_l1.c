@@ -162,11 +162,19 @@ static void test_failures(void **state)
 
 static void test_configuration_is_handed_on(void **state)
 {
-    static const char *const sets[] = {
-        "tiers.l1.backend=cuda",  "tiers.l1.bytes=60%",      "tiers.l1.gpus=1, GPU-1b2c3d4e",
-        "tiers.l1.headroom=3GiB", "tiers.l1.staging=33MiB",  "tiers.l1.streams=3",
-        "tiers.l1.inflight=1GiB", "tiers.l1.crossover=1MiB", "tiers.l1.retry_min=2s",
-        "tiers.l1.retry_max=3s",  "tiers.l1.export=true",    NULL};
+    static const char *const sets[] = {"tiers.l1.backend=cuda",
+                                       "tiers.l1.bytes=60%",
+                                       "tiers.l1.gpus=1, GPU-1b2c3d4e",
+                                       "tiers.l1.headroom=3GiB",
+                                       "tiers.l1.staging=33MiB",
+                                       "tiers.l1.streams=3",
+                                       "tiers.l1.inflight=1GiB",
+                                       "tiers.l1.crossover=1MiB",
+                                       "tiers.l1.retry_min=2s",
+                                       "tiers.l1.retry_max=3s",
+                                       "tiers.l1.export=true",
+                                       "tiers.l1.cpu_threads=7",
+                                       NULL};
     static const char *const host[] = {"tiers.l1.backend=host", "tiers.l1.bytes=50%", NULL};
     struct kvt_daemon daemon;
     char log[2048];
@@ -182,6 +190,7 @@ static void test_configuration_is_handed_on(void **state)
     assert_int_equal(fake.given.streams, 3);
     assert_true(fake.given.inflight_bytes_max == KVT_GIB);
     assert_int_equal(fake.given.crossover_bytes, KVT_MIB);
+    assert_int_equal(fake.given.cpu_threads, 7);
     assert_true(fake.given.retry_min_ns == 2 * KVT_NS_PER_S);
     assert_true(fake.given.retry_max_ns == 3 * KVT_NS_PER_S);
     assert_true(fake.given.is_export_allowed);

@@ -153,6 +153,9 @@ static void test_configuration_without_sense(void **state)
     world->config.streams = 5;
     expect_invalid(world, "tiers.l1.streams is 1 to 4");
     world->config = good;
+    world->config.cpu_threads = 17;
+    expect_invalid(world, "tiers.l1.cpu_threads is 0 to 16");
+    world->config = good;
     world->config.inflight_bytes_max = 0;
     expect_invalid(world, "tiers.l1.inflight is 0");
     world->config = good;

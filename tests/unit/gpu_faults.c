@@ -374,6 +374,7 @@ static void test_open_fails(void **state)
                                     .arena_bytes = KVT_HUGE_PAGE_BYTES,
                                     .staging_bytes = KVT_MIB,
                                     .streams = 1,
+                                    .cpu_threads = 2,
                                     .inflight_max = 8,
                                     .doorbell = &bell,
                                     .is_by_hand = true};

@@ -42,6 +42,8 @@ static void test_wait(void **state)
         answer_of_event = KVT_CUDA_ILLEGAL_ADDRESS;
         assert_int_equal(kvt_gpu_is_over(&calls, &answer_of_event, (enum kvt_gpu_wait)why),
                          -KVT_CUDA_ILLEGAL_ADDRESS);
+        assert_true(kvt_gpu_is_back(0, (enum kvt_gpu_wait)why));
+        assert_false(kvt_gpu_is_back(1, (enum kvt_gpu_wait)why));
     }
 }
 

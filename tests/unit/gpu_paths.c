@@ -412,6 +412,20 @@ static void test_threaded(void **state)
     all_paths(&config);
 }
 
+/* The same paths, with the CPU's work in other hands: stepped, and threads. */
+static void test_hands(void **state)
+{
+    struct gpu_world_config config = {
+        .crossover_bytes = UINT32_MAX, .cpu_threads = 3, .hand_bytes = 1};
+
+    (void)state;
+    for (config.seed = 0; config.seed < 4; config.seed++) {
+        config.is_threaded = config.seed % 2 == 1;
+        config.is_unpinned = config.seed >= 2;
+        all_paths(&config);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -420,7 +434,7 @@ int main(void)
         cmocka_unit_test(test_quantised),      cmocka_unit_test(test_source_of_the_kernels),
         cmocka_unit_test(test_which_path),     cmocka_unit_test(test_batched),
         cmocka_unit_test(test_unlike_layouts), cmocka_unit_test(test_one_long_piece),
-        cmocka_unit_test(test_threaded),
+        cmocka_unit_test(test_threaded),       cmocka_unit_test(test_hands),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -30,6 +30,7 @@ struct kvt_device_config {
     uint64_t inflight_bytes_max;
     uint32_t streams;
     uint32_t crossover_bytes;
+    uint32_t cpu_threads;                /* of each GPU, that work on bytes: 0 .. 16 */
     uint64_t retry_min_ns, retry_max_ns; /* between attempts to take a lost GPU back */
     bool is_export_allowed;              /* kvt_device_export */
     const char *sysfs;                   /* NULL: "/sys"; tests have another */

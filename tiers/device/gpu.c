@@ -74,6 +74,16 @@ static void park(struct kvt_gpu *gpu, uint64_t now_ns)
     atomic_store_explicit(&gpu->service, KVT_GPU_PARKED, memory_order_release);
 }
 
+/* Before hands have given back what they have, nothing of it can end, nor may the device be reset:
+ * pinned staging goes with it. */
+static bool turn_losing(struct kvt_gpu *gpu, uint64_t now_ns)
+{
+    if (!kvt_gpu_is_back(gpu->hands.out_count, KVT_GPU_WAIT_HANDS_LOSS))
+        return false;
+    park(gpu, now_ns);
+    return true;
+}
+
 static bool turn_parked(struct kvt_gpu *gpu, uint64_t now_ns)
 {
     bool has_moved;
@@ -172,29 +182,35 @@ static bool turn_serving(struct kvt_gpu *gpu, uint64_t now_ns)
 bool kvt_gpu_turn(struct kvt_gpu *gpu)
 {
     uint64_t now_ns = kvt_clock_mono_ns();
-    bool has_moved = false;
+    bool has_moved;
 
     if (gpu->flights_busy > 0)
         kvt_worker_count(&gpu->worker.tier.counters.busy_ns, now_ns - gpu->turned_ns);
     gpu->turned_ns = now_ns;
+    has_moved = kvt_gpu_cpu_collect(gpu);
     switch (kvt_gpu_service(gpu)) {
     case KVT_GPU_SERVING:
-        has_moved = kvt_gpu_lanes_collect(gpu);
+        has_moved |= kvt_gpu_lanes_collect(gpu);
         has_moved |= turn_serving(gpu, now_ns);
         break;
     case KVT_GPU_LOSING:
-        kvt_gpu_lanes_collect(gpu);
-        park(gpu, now_ns);
-        has_moved = true;
+        has_moved |= kvt_gpu_lanes_collect(gpu);
+        has_moved |= turn_losing(gpu, now_ns);
         break;
     case KVT_GPU_PARKED:
-        has_moved = turn_parked(gpu, now_ns);
+        has_moved |= turn_parked(gpu, now_ns);
         break;
     default: /* the incarnation is being raised */
         break;
     }
     kvt_worker_notify(&gpu->worker, now_ns, !has_moved);
     return has_moved;
+}
+
+bool kvt_gpu_hand_turn(struct kvt_gpu *gpu, uint32_t hand)
+{
+    KVT_ASSERT(gpu->config.is_by_hand);
+    return kvt_gpu_hand_step(&gpu->hands, hand);
 }
 
 static bool is_idle(const struct kvt_gpu *gpu)
@@ -208,13 +224,15 @@ static bool is_idle(const struct kvt_gpu *gpu)
            ((service == KVT_GPU_SERVING && has_listened) || service == KVT_GPU_PARKED);
 }
 
-/* A doorbell may ring for something to do, for a loss, and for the end. */
+/* A doorbell may ring for something to do, for what a hand has done, for a loss, and for the end.
+ */
 static void gpu_sleep(struct kvt_gpu *gpu, uint64_t timeout_ns)
 {
     struct kvt_worker *worker = &gpu->worker;
 
     kvt_doorbell_arm(&worker->bell);
     if (kvt_ring_is_empty(&worker->submissions) && !kvt_worker_is_stopping(worker) &&
+        !kvt_gpu_hands_are_waiting(&gpu->hands) &&
         (timeout_ns != KVT_TIME_NEVER_NS || is_idle(gpu)))
         kvt_doorbell_wait(&worker->bell, timeout_ns);
     else
@@ -248,6 +266,7 @@ struct kvt_gpu *kvt_gpu_close(struct kvt_gpu *gpu)
     if (gpu == NULL)
         return NULL;
     kvt_worker_stop(&gpu->worker);
+    kvt_gpu_hands_deinit(&gpu->hands); /* everything was reaped, so they have nothing */
     kvt_worker_deinit(&gpu->worker);
     /* Of a context that is lost nothing can be freed. What is freed is known by its address, even
      * if the device does not become current. */
@@ -283,6 +302,8 @@ static int init(struct kvt_gpu *gpu, const struct kvt_gpu_config *config)
     atomic_init(&gpu->pin_done, config->is_host_pinned);
     if (config->hang_ns == 0)
         gpu->config.hang_ns = KVT_GPU_HANG_NS;
+    if (config->hand_bytes == 0)
+        gpu->config.hand_bytes = KVT_GPU_HAND_BYTES;
     gpu->flights_count = KVT_GPU_LANES * config->streams * KVT_GPU_STREAM_FLIGHTS;
     gpu->worker.tier.capacity_bytes = config->arena_bytes;
     gpu->worker.tier.slot_align_bytes = KVT_GPU_SLOT_ALIGN_BYTES;
@@ -294,7 +315,10 @@ static int init(struct kvt_gpu *gpu, const struct kvt_gpu_config *config)
         r = kvt_worker_init(&gpu->worker, &gpu_ops, config->inflight_max, config->doorbell);
     if (r < 0)
         return r;
-    r = kvt_gpu_staging_init(&gpu->staging, config->staging_bytes);
+    r = kvt_gpu_hands_init(&gpu->hands, config->cpu_threads, kvt_gpu_cpu_work, gpu,
+                           &gpu->worker.bell);
+    if (r == 0)
+        r = kvt_gpu_staging_init(&gpu->staging, config->staging_bytes);
     if (r == 0)
         r = kvt_gpu_staging_init(&gpu->pinned, config->staging_bytes);
     if (r == 0)
@@ -313,6 +337,7 @@ int kvt_gpu_open(struct kvt_gpu **ret_gpu, const struct kvt_gpu_config *config, 
 
     KVT_ASSERT(config->streams >= 1 && config->streams <= KVT_GPU_STREAMS_MAX);
     KVT_ASSERT(config->arena_bytes > 0);
+    KVT_ASSERT(config->cpu_threads <= KVT_GPU_HANDS_MAX);
     *ret_error = KVT_CUDA_OK;
     gpu = kvt_alloc_aligned(KVT_CACHE_LINE_BYTES, sizeof(*gpu));
     if (gpu == NULL)
@@ -328,6 +353,8 @@ int kvt_gpu_open(struct kvt_gpu **ret_gpu, const struct kvt_gpu_config *config, 
         goto failed;
     }
     r = kvt_gpu_memory_make(gpu, ret_error);
+    if (r == 0 && !config->is_by_hand)
+        r = kvt_gpu_hands_start(&gpu->hands, config->device);
     if (r == 0 && !config->is_by_hand) {
         (void)snprintf(name, sizeof(name), "kvt-gpu%d", config->device);
         r = kvt_worker_start(&gpu->worker, name, gpu_loop);

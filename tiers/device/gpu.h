@@ -49,10 +49,18 @@ struct kvt_gpu_config {
     /* What was queued and is not over after so long hangs: the context counts as lost
      * (KVT_CUDA_LAUNCH_TIMEOUT). 0: KVT_GPU_HANG_NS. */
     uint64_t hang_ns;
-    bool is_by_hand; /* no thread: the test calls kvt_gpu_turn */
+    /* Threads that work on bytes for the GPU's (gpu_hands.h); 0: it does all of it itself. */
+    uint32_t cpu_threads; /* 0 .. KVT_GPU_HANDS_MAX */
+    uint32_t hand_bytes;  /* less than this it does itself, all the same. 0: KVT_GPU_HAND_BYTES */
+    bool
+        is_by_hand; /* no thread: the test calls kvt_gpu_turn, and kvt_gpu_hand_turn of each hand */
 };
 #define KVT_GPU_HANG_NS (30u * KVT_NS_PER_S)
 #define KVT_GPU_STREAMS_MAX 4u
+#define KVT_GPU_HANDS_MAX 16u
+/* Some 12 us of one core's hash and check: twice what it costs to give a piece away and to hear of
+ * it, with a hand that has to be woken (docs/performance.md). */
+#define KVT_GPU_HAND_BYTES (128u * 1024u)
 #define KVT_GPU_SLOT_ALIGN_BYTES 4096u /* of the arena's slots */
 
 enum kvt_gpu_path { /* how bytes moved; a transfer of two hops (L2 -> GPU -> pool) counts twice */
@@ -93,6 +101,8 @@ struct kvt_tier *kvt_gpu_tier(struct kvt_gpu *gpu);
 /* One round of the thread: takes what was submitted, polls events, moves stages on. True when
  * something moved. The thread, or with is_by_hand the test. */
 bool kvt_gpu_turn(struct kvt_gpu *gpu);
+/* With is_by_hand: what the thread of hand @hand would do next. False: it has nothing. */
+bool kvt_gpu_hand_turn(struct kvt_gpu *gpu, uint32_t hand);
 const struct kvt_gpu_counters *kvt_gpu_counters(const struct kvt_gpu *gpu);
 /* The arena, for exports: 0 while it is lost. */
 uint64_t kvt_gpu_arena(const struct kvt_gpu *gpu);
@@ -125,7 +135,13 @@ enum kvt_gpu_wait {                      /* what the thread wants to do when the
                     KVT_GPU_WAIT_STAGING_FREE,   /* use staging again */
                     KVT_GPU_WAIT_LISTS,          /* write descriptors where earlier ones lay */
                     KVT_GPU_WAIT_CHECK,          /* read a check's result */
+                    /* And when no hand has any of it any more. */
+                    KVT_GPU_WAIT_HANDS_IN,   /* queue what a flight has verified and filled */
+                    KVT_GPU_WAIT_HANDS_OUT,  /* give a flight's transfers back */
+                    KVT_GPU_WAIT_HANDS_LOSS, /* end what a lost GPU had under way, and park */
                     KVT_GPU_WAITS
 };
 /* 1: over. 0: not yet. Negative: -(CUDA's error). */
 int kvt_gpu_is_over(const struct kvt_cuda_calls *calls, void *event, enum kvt_gpu_wait why);
+/* Of @pieces_out pieces that hands have. */
+bool kvt_gpu_is_back(uint32_t pieces_out, enum kvt_gpu_wait why);

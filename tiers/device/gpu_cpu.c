@@ -1,9 +1,16 @@
-/* What the CPU does with bytes, a member a turn: between two of them the thread looks at its events
- * again, so that the GPU does not run dry behind a long copy.
+/* What the CPU does with bytes.
  *
  * Before a flight: a slot in L2 is verified, and what the copy engine cannot read (memory of a
  * client, L2 that is not pinned) is copied to pinned staging. After it: what came down is checked,
- * and hashed and sealed, or copied on. Memory of clients is touched under the guard only. */
+ * and hashed and sealed, or copied on. Memory of clients is touched under the guard only.
+ *
+ * It is done a piece at a time: the next members of a flight, as many as are worth a hand's while.
+ * Flights are served in turn. What is too little for a hand (the rest of a flight, a lone small
+ * block), and all where there are no hands, the GPU's thread does itself, one piece a turn: between
+ * two of them it looks at its events again, so that the GPU does not run dry.
+ *
+ * Of a member that a hand has, the hand writes what work_in and work_out write: the checks that the
+ * CPU makes, and the end of a member that is bad. All else of it is read by both. */
 #include <string.h>
 
 #include "kernels/check.h"
@@ -69,22 +76,6 @@ static void work_in(struct kvt_gpu_member *member)
     expect(member, payload);
 }
 
-static bool flight_in(struct kvt_gpu_flight *flight)
-{
-    for (; flight->at_member < flight->members_count; flight->at_member++) {
-        struct kvt_gpu_member *member = &flight->members[flight->at_member];
-
-        if (member->is_verify || member->is_fill) {
-            work_in(member);
-            flight->at_member++;
-            break;
-        }
-    }
-    if (flight->at_member == flight->members_count)
-        kvt_gpu_queue_begin(flight);
-    return true;
-}
-
 static void work_out(struct kvt_gpu *gpu, struct kvt_gpu_member *member)
 {
     uint8_t *payload;
@@ -106,36 +97,125 @@ static void work_out(struct kvt_gpu *gpu, struct kvt_gpu_member *member)
     KVT_DEBUG_ASSERT(kvt_slot_header_check(member->slot, &member->xfer->key) == KVT_SLOT_OK);
 }
 
-static bool flight_out(struct kvt_gpu *gpu, struct kvt_gpu_flight *flight)
+void kvt_gpu_cpu_work(void *gpu, const struct kvt_gpu_piece *piece)
 {
-    for (; flight->at_member < flight->members_count; flight->at_member++) {
-        struct kvt_gpu_member *member = &flight->members[flight->at_member];
+    for (uint32_t m = piece->first; m < piece->end; m++) {
+        struct kvt_gpu_member *member = &piece->flight->members[m];
 
-        if (!member->is_out)
-            continue;
-        if (!member->is_ended)
+        if (!piece->is_out && (member->is_verify || member->is_fill))
+            work_in(member);
+        else if (piece->is_out && member->is_out && !member->is_ended)
             work_out(gpu, member);
-        if (member->pinned_run.chunks_count > 0)
+    }
+}
+
+static bool is_in(const struct kvt_gpu_flight *flight)
+{
+    return flight->state == KVT_GPU_FLIGHT_CPU_IN;
+}
+
+/* Nobody has begun some of it, and it may begin. */
+static bool has_work(const struct kvt_gpu_flight *flight)
+{
+    if (is_in(flight))
+        return flight->at_member < flight->members_count;
+    return flight->state == KVT_GPU_FLIGHT_RUNNING && flight->is_out_ready &&
+           flight->out_left > 0 && (!flight->has_checks || flight->is_checks_read);
+}
+
+/* The next members that are worth a handover together, or what is left. */
+static struct kvt_gpu_piece *piece_of(const struct kvt_gpu *gpu, struct kvt_gpu_flight *flight)
+{
+    struct kvt_gpu_piece *piece = &flight->pieces[flight->at_member];
+
+    *piece = (struct kvt_gpu_piece){.flight = flight,
+                                    .first = flight->at_member,
+                                    .end = flight->at_member,
+                                    .is_out = !is_in(flight)};
+    while (piece->end < flight->members_count && piece->bytes < gpu->config.hand_bytes) {
+        const struct kvt_gpu_member *member = &flight->members[piece->end++];
+
+        if (!piece->is_out || (member->is_out && !member->is_ended))
+            piece->bytes += member->budget_bytes;
+    }
+    return piece;
+}
+
+static void piece_begun(const struct kvt_gpu_piece *piece)
+{
+    struct kvt_gpu_flight *flight = piece->flight;
+
+    flight->at_member = piece->end;
+    for (uint32_t m = piece->first; piece->is_out && m < piece->end; m++)
+        flight->out_left -= flight->members[m].is_out;
+}
+
+static void piece_over(struct kvt_gpu *gpu, const struct kvt_gpu_piece *piece)
+{
+    struct kvt_gpu_flight *flight = piece->flight;
+
+    if (!piece->is_out) {
+        if (!has_work(flight) && kvt_gpu_is_back(flight->pieces_out, KVT_GPU_WAIT_HANDS_IN))
+            kvt_gpu_queue_begin(flight);
+        return;
+    }
+    for (uint32_t m = piece->first; m < piece->end; m++) {
+        struct kvt_gpu_member *member = &flight->members[m];
+
+        if (member->is_out && member->pinned_run.chunks_count > 0)
             kvt_gpu_staging_give(&gpu->pinned, &member->pinned_run);
-        flight->at_member++;
-        flight->out_left--;
+    }
+}
+
+bool kvt_gpu_cpu_collect(struct kvt_gpu *gpu)
+{
+    struct kvt_gpu_piece *piece;
+    bool has_moved = false;
+
+    while ((piece = kvt_gpu_hands_take(&gpu->hands)) != NULL) {
+        KVT_ASSERT(piece->flight->pieces_out > 0);
+        piece->flight->pieces_out--;
+        piece_over(gpu, piece);
+        has_moved = true;
+    }
+    return has_moved;
+}
+
+/* The next piece of @flight, given away or done. False: not now. */
+static bool flight_work(struct kvt_gpu *gpu, struct kvt_gpu_flight *flight, bool *is_done_here)
+{
+    struct kvt_gpu_piece *piece = piece_of(gpu, flight);
+
+    if (gpu->hands.count > 0 && piece->bytes >= gpu->config.hand_bytes) {
+        if (!kvt_gpu_hands_give(&gpu->hands, piece))
+            return false;
+        flight->pieces_out++;
+        piece_begun(piece);
         return true;
     }
-    return false;
+    if (*is_done_here)
+        return false;
+    *is_done_here = true;
+    kvt_gpu_cpu_work(gpu, piece);
+    piece_begun(piece);
+    piece_over(gpu, piece);
+    return true;
 }
 
 bool kvt_gpu_cpu_turn(struct kvt_gpu *gpu)
 {
-    for (uint32_t i = 0; i < gpu->flights_count; i++) {
-        struct kvt_gpu_flight *flight = &gpu->flights[(gpu->cpu_next + i) % gpu->flights_count];
-        bool is_in = flight->state == KVT_GPU_FLIGHT_CPU_IN;
-        bool is_out = flight->state == KVT_GPU_FLIGHT_RUNNING && flight->is_out_ready &&
-                      flight->out_left > 0 && (!flight->has_checks || flight->is_checks_read);
+    bool is_done_here = false, has_moved = false, has_begun;
 
-        if (!is_in && !is_out)
-            continue;
-        gpu->cpu_next = (gpu->cpu_next + i + 1) % gpu->flights_count;
-        return is_in ? flight_in(flight) : flight_out(gpu, flight);
-    }
-    return false;
+    do {
+        has_begun = false;
+        for (uint32_t i = 0; i < gpu->flights_count && !has_begun; i++) {
+            struct kvt_gpu_flight *flight = &gpu->flights[(gpu->cpu_next + i) % gpu->flights_count];
+
+            has_begun = has_work(flight) && flight_work(gpu, flight, &is_done_here);
+            if (has_begun)
+                gpu->cpu_next = (gpu->cpu_next + i + 1) % gpu->flights_count;
+        }
+        has_moved |= has_begun;
+    } while (has_begun);
+    return has_moved;
 }

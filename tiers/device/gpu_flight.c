@@ -199,6 +199,7 @@ bool kvt_gpu_flight_poll(struct kvt_gpu *gpu, struct kvt_gpu_flight *flight, uin
         flight->is_out_ready = has_moved = true;
     if (flight->out_left > 0 || flight->has_staging || flight->area != NULL ||
         (flight->has_checks && !flight->is_checks_read && !flight->is_failed) ||
+        !kvt_gpu_is_back(flight->pieces_out, KVT_GPU_WAIT_HANDS_OUT) ||
         !is_over(gpu, flight, KVT_GPU_WAIT_FINISH))
         return has_moved;
     flight_finish(gpu, flight, now_ns);

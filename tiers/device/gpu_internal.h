@@ -18,6 +18,7 @@
  *   gpu_queue.c       the steps of a flight, in order, on its stream
  *   gpu_cpu.c         what the CPU does before and after: verify, hash, seal, copies to and from
  *                     staging
+ *   gpu_hands.c       threads that do it, a piece of a flight each
  *   gpu_flight.c      what is over: gives back lists and staging, ends members, counts
  *   gpu_staging.c     runs of staging
  *
@@ -25,13 +26,14 @@
  *
  *   FREE -> CPU_IN -> QUEUE -> RUNNING -> FREE
  *            (some)     |         event over: lists, staging given back; checks read; CPU work
- *                       after it, a member a turn; then every member ends
+ *                       after it; then every member ends
  *
  * An error on the way that does not cost the context makes every member of the flight end with
  * -EIO; what was queued before it is waited for all the same. */
 #pragma once
 
 #include "tiers/device/gpu.h"
+#include "tiers/device/gpu_hands.h"
 #include "tiers/device/gpu_staging.h"
 #include "tiers/worker.h"
 
@@ -39,7 +41,7 @@
 #define KVT_GPU_STREAM_FLIGHTS 2u /* one runs, the next is queued behind it */
 #define KVT_GPU_AREA_BYTES (256u * 1024u)
 #define KVT_GPU_FLIGHT_BYTES_MAX (32u << 20) /* then it leaves; one member always may */
-#define KVT_GPU_CPU_BYTES_MAX (1u << 20)     /* of members with CPU work before they leave */
+#define KVT_GPU_CPU_BYTES_MAX (1u << 20)     /* of members with CPU work before, for each hand */
 #define KVT_GPU_COPIES_PER_TURN 256u         /* calls to the copy engine */
 #define KVT_GPU_RUNS_MAX 16u                 /* more go by the kernel */
 #define KVT_GPU_DOUBTS_MAX 8u                /* failures to ask or to record: then it is lost */
@@ -153,8 +155,9 @@ struct kvt_gpu_flight {
     uint64_t bytes;
     bool has_checks, is_checks_read;
     bool has_staging;  /* on the device, or pinned that was filled before */
-    uint32_t out_left; /* members with CPU work behind the event */
+    uint32_t out_left; /* members with CPU work behind the event that nobody has begun */
     bool is_out_ready;
+    uint32_t pieces_out;         /* that hands have */
     uint64_t *pinned_found;      /* KVT_GPU_MEMBERS_MAX: where the checks come back */
     struct kvt_quant_spec quant; /* of those members that are quantised */
     bool has_quant;
@@ -162,6 +165,7 @@ struct kvt_gpu_flight {
     const struct kvt_client_view *lists_view; /* whose pieces were counted last */
     struct kvt_gpu_extent extent;             /* of what its members launch */
     struct kvt_gpu_member members[KVT_GPU_MEMBERS_MAX];
+    struct kvt_gpu_piece pieces[KVT_GPU_MEMBERS_MAX]; /* of the first member's place */
 };
 
 struct kvt_gpu_memory { /* of one incarnation; 0 and NULL: not made */
@@ -202,6 +206,7 @@ struct kvt_gpu {
     struct kvt_gpu_area areas[KVT_GPU_FLIGHTS_MAX];
     struct kvt_gpu_area *areas_free[KVT_GPU_FLIGHTS_MAX]; /* the last given is the first taken */
     uint32_t areas_free_count;
+    struct kvt_gpu_hands hands;
     uint32_t cpu_next;    /* flight that the CPU works for next */
     uint32_t copies_left; /* of this turn */
     uint64_t swept_ns, turned_ns, parked_ns;
@@ -269,8 +274,13 @@ uint64_t kvt_gpu_lists_checks_bytes(void);
 bool kvt_gpu_queue(struct kvt_gpu *gpu, struct kvt_gpu_flight *flight);
 void kvt_gpu_queue_begin(struct kvt_gpu_flight *flight);
 
-/* gpu_cpu.c: work for one flight, bounded. True: it did something. */
+/* gpu_cpu.c: gives hands what they can take and does a bounded piece itself. True: it did
+ * something. */
 bool kvt_gpu_cpu_turn(struct kvt_gpu *gpu);
+/* Takes what hands have done. Likewise. */
+bool kvt_gpu_cpu_collect(struct kvt_gpu *gpu);
+/* A hand's work; @gpu is a struct kvt_gpu. */
+void kvt_gpu_cpu_work(void *gpu, const struct kvt_gpu_piece *piece);
 
 /* gpu_flight.c */
 struct kvt_gpu_flight *kvt_gpu_flight_new(struct kvt_gpu *gpu, enum kvt_gpu_lane_id lane);

@@ -130,16 +130,18 @@ static bool has_cpu_work(const struct kvt_gpu_member *member)
 }
 
 /* Whether @member may travel with those that are in @flight already. */
-static bool does_fit(struct kvt_gpu_flight *flight, const struct kvt_gpu_member *member)
+static bool does_fit(const struct kvt_gpu *gpu, struct kvt_gpu_flight *flight,
+                     const struct kvt_gpu_member *member)
 {
     bool has_quant = member->is_quantise || member->is_dequantise;
+    uint64_t cpu_bytes_max = (uint64_t)KVT_GPU_CPU_BYTES_MAX * KVT_MAX(gpu->hands.count, 1u);
     uint64_t bytes = flight->bytes + member->budget_bytes;
 
     if (flight->members_count > 0) {
         bool is_cpu = has_cpu_work(&flight->members[0]);
 
         if (is_cpu != has_cpu_work(member) ||
-            bytes > (is_cpu ? KVT_GPU_CPU_BYTES_MAX : KVT_GPU_FLIGHT_BYTES_MAX))
+            bytes > (is_cpu ? cpu_bytes_max : KVT_GPU_FLIGHT_BYTES_MAX))
             return false;
     }
     if (has_quant && flight->has_quant &&
@@ -177,7 +179,7 @@ static bool flight_fill(struct kvt_gpu *gpu, struct kvt_gpu_flight *flight, uint
             kvt_worker_is_late(xfer, now_ns) ? KVT_XFER_LATE : kvt_gpu_plan(gpu, xfer, member);
 
         if (status == 0) {
-            if (!does_fit(flight, member) || !staging_take(gpu, lane, member))
+            if (!does_fit(gpu, flight, member) || !staging_take(gpu, lane, member))
                 break;
             if (!budget_take(gpu, lane, member)) {
                 kvt_gpu_staging_give(&gpu->staging, &member->device_run);

@@ -236,6 +236,8 @@ static const char *config_problem(const struct kvt_device_config *config)
         return "tiers.l1.staging is less than 2 MiB, or not of whole pages";
     if (config->streams == 0 || config->streams > KVT_GPU_STREAMS_MAX)
         return "tiers.l1.streams is 1 to 4";
+    if (config->cpu_threads > KVT_GPU_HANDS_MAX)
+        return "tiers.l1.cpu_threads is 0 to 16";
     if (config->inflight_bytes_max == 0)
         return "tiers.l1.inflight is 0";
     if (config->retry_min_ns == 0 || config->retry_min_ns > config->retry_max_ns)
@@ -307,6 +309,7 @@ static int open_gpu(struct kvt_device_set *set, struct kvt_device_member *member
         .inflight_bytes_max = config->inflight_bytes_max,
         .inflight_max = set->tier.inflight_max,
         .crossover_bytes = config->crossover_bytes,
+        .cpu_threads = config->cpu_threads,
         .host_memory = config->host_memory,
         .host_memory_bytes = config->host_memory_bytes,
         .doorbell = config->doorbell,
