@@ -8,6 +8,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import grpc
@@ -22,11 +23,18 @@ START_TIMEOUT_S = 15.0
 class Daemon:
     """Starts with start(); may be stopped, continued, killed and started again."""
 
-    def __init__(self, *settings: str) -> None:
+    def __init__(
+        self,
+        *settings: str,
+        program: str = PROGRAM,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="kvtier-")
         self.directory = Path(self._directory.name)
         self.socket = str(self.directory / "d.sock")
         self._settings = settings
+        self._program = program
+        self.environment = dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -48,7 +56,12 @@ class Daemon:
         ]
         arguments = [part for setting in settings for part in ("--set", setting)]
         with open(self.directory / "log", "ab") as log:
-            self._process = subprocess.Popen([PROGRAM, *arguments], stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                [self._program, *arguments],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self.environment},
+            )
         until_s = time.monotonic() + START_TIMEOUT_S
         while not self._is_listening():
             assert self._process.poll() is None, f"kvtierd ended:\n{self.log()}"
