@@ -48,6 +48,11 @@ class Cache:
         self.blocks = np.frombuffer(self.region.memory, np.uint8).reshape(blocks, block_bytes)
         self.layouts = (kvtier.Layout(0, 1, (kvtier.Piece(0, block_bytes, 0, block_bytes),)),)
 
+    @property
+    def lent(self) -> kvtier.AnyRegion:
+        """What a session is attached with."""
+        return self.region
+
     def fill(self, first: int, count: int, seed: int = 0) -> npt.NDArray[np.uint8]:
         """Random bytes in so many blocks; a copy of them."""
         content = np.random.default_rng(seed).integers(
@@ -66,7 +71,7 @@ def attach(client: kvtier.Client, cache: Cache | None = None, **changes: Any) ->
         "wait_s": WAIT_S,
     }
     if cache is not None:
-        options |= {"regions": (cache.region,), "layouts": cache.layouts}
+        options |= {"regions": (cache.lent,), "layouts": cache.layouts}
     options |= changes
     return client.attach(options.pop("spec", spec()), **options)
 

@@ -3,6 +3,7 @@ wrong on the way ends a transfer as failed, never as hanging, never early."""
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtier import NO_BLOCK, KvtierError, MoveResult, Region, Unavailable
-from kvtier.vllm.cuda import CudaError, CudaIpcKv, TorchCopier, cuda_regions
+from kvtier import NO_BLOCK, CudaIpcRegion, KvtierError, MoveResult, Region, Unavailable
+from kvtier.cuda import CudaError
+from kvtier.vllm.cuda import CudaIpcKv, TorchCopier, cuda_regions
 from kvtier.vllm.layout import KvLayout, Storage, describe
 from kvtier.vllm.memory import SharedAllocation, SharedKv, shared_memory
 from kvtier.vllm.meta import ComponentMoves, LoadJob, StoreJob
@@ -333,14 +335,15 @@ class FakeCuda:
     def __init__(self) -> None:
         self.events: list[FakeEvent] = []
         self.can_export = True
+        self.threads: set[str] = set()
 
-    def ipc_handle(self, address: int) -> tuple[bytes, int]:
+    def export(self, address: int, size: int) -> CudaIpcRegion:
         if not self.can_export:
             raise CudaError("cuIpcGetMemHandle: error 801")
-        return b"h" * 64, 512
+        return CudaIpcRegion(b"h" * 64, 512, size, b"u" * 16)
 
-    def device_uuid(self) -> bytes:
-        return b"u" * 16
+    def use_device(self) -> None:
+        self.threads.add(threading.current_thread().name)
 
     def record_event(self) -> FakeEvent:
         self.events.append(FakeEvent())
@@ -388,6 +391,7 @@ def test_cuda_jobs_begin_when_the_stream_is_there() -> None:
         time.sleep(0.001)
     session.ops[1].finish([bytes(3), bytes(2)], 100)
     assert ended(second)
+    assert cuda.threads == {"kvtier-events"}
     memory.close(WAIT_S)
 
 

@@ -13,7 +13,7 @@ import fcntl
 import mmap
 import os
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -90,17 +90,27 @@ class Region:
 
 @dataclass(frozen=True)
 class CudaIpcRegion:
-    """Memory of a GPU by its CUDA IPC handle. For daemons whose L1 is on that GPU; others refuse
-    the attach with FAILED_PRECONDITION. It must not be freed before the session has ended."""
+    """Memory of a GPU by its CUDA IPC handle: what `kvtier.cuda.export` makes. For daemons whose L1
+    is on that GPU; others refuse the attach with FAILED_PRECONDITION.
+
+    handle: 64 bytes, of the whole allocation. offset_bytes: where in it the region begins; bytes:
+    its size. device_uuid: 16 bytes. owner: what keeps the allocation alive. It must not be freed
+    before the session has ended: CUDA leaves open what a copy does then, and the daemon may lose
+    the GPU. A region is of one allocation: for memory that was allocated anew, attach anew.
+    ValueError for numbers that no region has.
+    """
 
     handle: builtins.bytes
     offset_bytes: int
     bytes: int
     device_uuid: builtins.bytes
+    owner: object = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.handle) != 64 or len(self.device_uuid) != 16:
             raise ValueError("a CUDA IPC handle has 64 bytes, a device UUID 16")
+        if self.bytes < 1 or self.offset_bytes < 0 or self.offset_bytes + self.bytes >= 2**63:
+            raise ValueError(f"a region of {self.bytes} bytes at {self.offset_bytes} cannot be")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ immutable; what holds only numbers, text and bytes can be pickled.
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
@@ -358,11 +359,38 @@ class Reservation:
 
 
 @dataclass(frozen=True)
+class Arena:
+    """L1 on one GPU, as a process of an engine imports it: docs/api.md, Reading L1 in place.
+
+    zone: its number, of one daemon. handle: 64 bytes for cuIpcOpenMemHandle, of all of its `bytes`.
+    device_uuid: 16 bytes. incarnation: another one means that the GPU was lost in between, and that
+    earlier imports are of nothing any more.
+    """
+
+    zone: int
+    handle: builtins.bytes
+    device_uuid: builtins.bytes
+    bytes: int
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """Where the blocks of one Moves lie: for each of its blocks, in order, the arena's zone and the
+    offset of the first byte of the session's rank's shard. Both are 0 where the block's result is
+    not DONE."""
+
+    zones: tuple[int, ...]
+    offsets_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Outcome:
     """How a promote or demote ended.
 
     results: for each Moves one MoveResult byte a block, empty when the daemon gave no answer
-    (then error says why). moved_blocks_from: blocks that a promote took from L1, L2, L3.
+    (then error says why). moved_blocks_from: blocks that a promote took from L1, L2, L3. in_place
+    and arenas: of a promote with in_place, where each Moves lies, and the arenas, each once.
     """
 
     results: tuple[bytes, ...]
@@ -373,6 +401,8 @@ class Outcome:
     inline_data: bytes = b""
     is_durable: bool = False
     is_demote: bool = False
+    in_place: tuple[InPlace, ...] = ()
+    arenas: tuple[Arena, ...] = ()
 
     @property
     def all_done(self) -> bool:

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from kvtier.vllm.cuda import CudaError, CudaIpcKv, TorchCopier, TorchCuda, cuda_regions, pin
+from kvtier.cuda import CudaError
+from kvtier.vllm.cuda import CudaIpcKv, TorchCopier, TorchCuda, cuda_regions, pin
 from kvtier.vllm.layout import KvLayout, KvTensor
 from kvtier.vllm.memory import KvMemory, SharedAllocation, shared_memory
 from kvtier.vllm.options import Options
@@ -69,8 +70,8 @@ class Backing:
 
 
 def _cuda_ipc(torch: Any, layout: KvLayout) -> CudaIpcKv | None:
-    cuda = TorchCuda(torch)
     try:
+        cuda = TorchCuda(torch, layout.storages[0].address)
         return CudaIpcKv(cuda_regions(layout, cuda), layout.layouts, cuda)
     except CudaError as error:
         logger.warning(

@@ -1,7 +1,7 @@
 """KV memory on a GPU: registered by CUDA IPC handle, or copied through pinned host memory.
 
-**Not proven on a GPU.** This module is tested with fakes of the few CUDA calls that it makes
-(`CudaApi`); nobody has run it with a real device and a real engine yet.
+**Not proven on a GPU.** `CudaIpcKv` is tested with a real daemon on a CUDA runtime in ordinary
+memory, `TorchCopier` with fakes of its calls; nobody has run them with a device and an engine yet.
 
 The order that makes it right without ever blocking the step:
 
@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from kvtier import NO_BLOCK, Aborted, CudaIpcRegion, Layout, Session
+from kvtier.cuda import CudaError, check, device_of, export, load_driver
 from kvtier.vllm.layout import KvLayout
 from kvtier.vllm.memory import begin_load, begin_store
 from kvtier.vllm.meta import LoadJob, StoreJob
@@ -33,10 +34,6 @@ from kvtier.vllm.transfer import Transfer, TransferResult, failed
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.0002
-
-
-class CudaError(RuntimeError):
-    """A CUDA call failed; the text says which."""
 
 
 class CudaEvent(Protocol):
@@ -50,71 +47,50 @@ class CudaEvent(Protocol):
 class CudaApi(Protocol):
     """The CUDA calls that are needed, so that tests can do without a device."""
 
-    def ipc_handle(self, address: int) -> tuple[bytes, int]:
-        """Handle (64 bytes) of the allocation that holds `address`, and the address's offset in it.
-        Raises CudaError."""
+    def export(self, address: int, size: int) -> CudaIpcRegion:
+        """The region of so many bytes of the engine's memory. Raises CudaError."""
         ...
 
-    def device_uuid(self) -> bytes:
-        """16 bytes, of the current device. Raises CudaError."""
+    def use_device(self) -> None:
+        """In a thread of ours, before anything else: its device is the engine's. A thread's own one
+        is the first, and to ask for an event there would make a context on it."""
         ...
 
     def record_event(self) -> CudaEvent:
-        """An event behind all that the engine launched."""
+        """An event behind all that the engine launched; in the engine's thread."""
         ...
 
 
 class TorchCuda:
-    """The calls through torch and the CUDA libraries that torch has loaded."""
+    """The calls through torch and the CUDA driver, for KV memory of one GPU.
 
-    def __init__(self, torch: Any):
+    address: of any of it: its device is the one that counts, whatever this thread's current one is.
+    Raises CudaError.
+    """
+
+    def __init__(self, torch: Any, address: int, driver: Any = None) -> None:
         self._torch = torch
+        self._driver = driver or load_driver()
+        self._device = device_of(address, driver=self._driver)
 
-    def ipc_handle(self, address: int) -> tuple[bytes, int]:
-        base, size = ctypes.c_void_p(), ctypes.c_size_t()
-        driver = _library("libcuda.so.1")
-        _check(
-            driver.cuMemGetAddressRange_v2(
-                ctypes.byref(base), ctypes.byref(size), ctypes.c_void_p(address)
-            ),
-            "cuMemGetAddressRange",
-        )
-        handle = (ctypes.c_ubyte * 64)()
-        _check(driver.cuIpcGetMemHandle(handle, base), "cuIpcGetMemHandle")
-        return bytes(handle), address - (base.value or 0)
+    def export(self, address: int, size: int) -> CudaIpcRegion:
+        device = device_of(address, driver=self._driver)
+        if device != self._device:
+            raise CudaError(f"KV memory lies on GPUs {self._device} and {device}")
+        return export(address, size, driver=self._driver)
 
-    def device_uuid(self) -> bytes:
-        properties = self._torch.cuda.get_device_properties(self._torch.cuda.current_device())
-        return bytes.fromhex(str(properties.uuid).removeprefix("GPU-").replace("-", ""))
+    def use_device(self) -> None:
+        self._torch.cuda.set_device(self._device)
 
     def record_event(self) -> CudaEvent:
-        event: CudaEvent = self._torch.cuda.current_stream().record_event()
+        event: CudaEvent = self._torch.cuda.current_stream(self._device).record_event()
         return event
-
-
-def _library(name: str) -> Any:
-    try:
-        return ctypes.CDLL(name)
-    except OSError as error:
-        raise CudaError(f"{name}: {error}") from error
-
-
-def _check(status: int, call: str) -> None:
-    if status:
-        raise CudaError(f"{call}: error {status}")
 
 
 def cuda_regions(layout: KvLayout, cuda: CudaApi) -> list[CudaIpcRegion]:
     """A region for each storage. Raises CudaError for memory that cannot be exported (pools of
     virtual memory: vLLM's sleep mode, torch's expandable segments)."""
-    uuid = cuda.device_uuid()
-    regions = []
-    for storage in layout.storages:
-        handle, offset = cuda.ipc_handle(storage.address)
-        regions.append(
-            CudaIpcRegion(handle=handle, offset_bytes=offset, bytes=storage.bytes, device_uuid=uuid)
-        )
-    return regions
+    return [cuda.export(storage.address, storage.bytes) for storage in layout.storages]
 
 
 class GatedTransfer:
@@ -213,6 +189,10 @@ class CudaIpcKv:
 
     def _poll(self) -> None:
         """Begin jobs whose event is over, in their order: the events are of one stream."""
+        try:
+            self._cuda.use_device()
+        except Exception:  # a context that is lost: each job's event says so
+            logger.exception("kvtier: the thread that waits for the engine's stream")
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._is_closed)
@@ -285,4 +265,4 @@ class TorchCopier:
 def pin(torch: Any, memory: Any) -> None:
     """Lock a staging buffer for the device's copy engine; raises CudaError."""
     address = ctypes.addressof(ctypes.c_ubyte.from_buffer(memory))
-    _check(int(torch.cuda.cudart().cudaHostRegister(address, len(memory), 0)), "cudaHostRegister")
+    check(int(torch.cuda.cudart().cudaHostRegister(address, len(memory), 0)), "cudaHostRegister")
