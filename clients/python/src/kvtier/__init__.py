@@ -17,16 +17,19 @@ from kvtier.errors import (
     Unavailable,
     Unimplemented,
 )
+from kvtier.in_place import PlacedBlock, Reading, read_in_place
 from kvtier.op import Op
 from kvtier.region import AnyRegion, CudaIpcRegion, InlineRegion, Region
 from kvtier.session import Session, held
 from kvtier.types import (
     NO_BLOCK,
+    Arena,
     BlockRange,
     Component,
     ComponentMatch,
     Cursor,
     Element,
+    InPlace,
     Kind,
     Layout,
     Lease,
@@ -56,6 +59,7 @@ __all__ = [
     "NO_BLOCK",
     "Aborted",
     "AnyRegion",
+    "Arena",
     "BlockRange",
     "Cancelled",
     "Client",
@@ -66,6 +70,7 @@ __all__ = [
     "DeadlineExceeded",
     "Element",
     "FailedPrecondition",
+    "InPlace",
     "InlineRegion",
     "Internal",
     "InvalidArgument",
@@ -84,10 +89,12 @@ __all__ = [
     "Outcome",
     "PermissionDenied",
     "Piece",
+    "PlacedBlock",
     "PlaneOrder",
     "Policy",
     "QuantKind",
     "Quantisation",
+    "Reading",
     "Region",
     "Reservation",
     "ReserveState",
@@ -102,4 +109,5 @@ __all__ = [
     "Unimplemented",
     "Why",
     "held",
+    "read_in_place",
 ]

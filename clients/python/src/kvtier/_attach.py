@@ -3,7 +3,8 @@
     lend regions -> OpenNamespace -> Attach -> attached -> notices ... -> the stream ends -> again
 
 A session whose memory is on a GPU that the daemon lost ends itself when it hears so, and comes back
-with regions that are registered anew.
+with regions that are registered anew. The same notice comes when a GPU is lost that the engine
+reads blocks of in place; a session without memory on a GPU stays as it is then.
 
 After a failure it waits 0.1 s, then twice as long each time up to 5 s, give or take a quarter so
 that the engines of a node do not come at once. It ends when the session is closed and none of its
@@ -122,6 +123,8 @@ class Attacher:
             return error
         except grpc.RpcError as error:
             return errors.from_rpc(error)
+        except (TypeError, ValueError) as error:  # a number or a text that no message can have
+            return errors.InvalidArgument(f"attach: {error}")
 
     def _request(self, lender: RegionSocket) -> pb.AttachRequest:
         who = self._session.identity
@@ -169,11 +172,11 @@ class Attacher:
                 if event.WhichOneof("event") == "attached":
                     late.cancel()
                     self._on_attached(event.attached, namespace, process)
-                elif event.notice.kind == pb.Notice.REGIONS_LOST:
+                    continue
+                self._session.on_notice(event.notice)
+                if event.notice.kind == pb.Notice.REGIONS_LOST and self._has_gpu_memory():
                     why = "the daemon lost the GPU of the session's memory: attaching again"
                     hangup.set()
-                else:
-                    self._session.on_notice(event.notice)
             return errors.NotAttached(why)
         except grpc.RpcError as error:
             if stream.code() == grpc.StatusCode.CANCELLED and not self._is_stopping.is_set():
@@ -185,6 +188,10 @@ class Attacher:
             stream.cancel()  # no more than a formality unless reading it failed
             with self._lock:
                 self._stream = self._hangup = None
+
+    def _has_gpu_memory(self) -> bool:
+        """Else the notice was of blocks that the engine reads in place: the session goes on."""
+        return any(isinstance(r, CudaIpcRegion) for r in self._session.identity.regions)
 
     def _on_attached(self, attached: Any, namespace: Namespace, process: Process) -> None:
         from kvtier._session import Attachment  # they know each other

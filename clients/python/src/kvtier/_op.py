@@ -31,7 +31,7 @@ from kvtier import errors
 from kvtier._dispatcher import run_safely
 from kvtier._proto import kvtier_pb2 as pb
 from kvtier.op import Op
-from kvtier.types import Outcome
+from kvtier.types import Arena, InPlace, Outcome
 
 if TYPE_CHECKING:
     from kvtier._session import Attachment, RankSession
@@ -151,6 +151,8 @@ class Transfer(Op):
             inline_data=b"" if self._is_demote else answer.inline_data,
             is_durable=self._is_demote and answer.is_durable,
             is_demote=self._is_demote,
+            in_place=() if self._is_demote else _in_place(answer),
+            arenas=() if self._is_demote else _arenas(answer),
         )
         self._settle(outcome, is_quiesced=answer.is_quiesced, oks_wanted=1)
 
@@ -275,3 +277,14 @@ class Transfer(Op):
         with self._lock:
             self._is_asking = False
         self._go_on()
+
+
+def _in_place(answer: Any) -> tuple[InPlace, ...]:
+    return tuple(InPlace(tuple(one.zones), tuple(one.offsets_bytes)) for one in answer.in_place)
+
+
+def _arenas(answer: Any) -> tuple[Arena, ...]:
+    return tuple(
+        Arena(one.zone, one.handle, one.device_uuid, one.bytes, one.incarnation)
+        for one in answer.arenas
+    )

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import grpc
+
 from kvtier import _wire, errors
 from kvtier._attach import Attacher
 from kvtier._daemon import Process
@@ -45,6 +47,17 @@ if TYPE_CHECKING:
 
 _NS_PER_S = 1_000_000_000
 _LATE_S = 30.0  # how long a late answer is waited for where the daemon chooses the lifetime
+_RELEASE_AGAIN_S = 0.2
+#: Codes that grpcio makes up when no answer came, and the daemon's "not now".
+_NO_ANSWER = frozenset(
+    {
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.UNKNOWN,
+    }
+)
 # To try again changes nothing about these.
 _HOPELESS = (errors.InvalidArgument, errors.PermissionDenied, errors.Unimplemented)
 
@@ -92,6 +105,9 @@ class RankSession(Session):
         self._epoch = 0
         self._error: errors.KvtierError | None = errors.NotAttached("not attached yet")
         self._release_errors = 0
+        self._voids = 0
+        self._on_void: list[Callable[[], None]] = []
+        self._in_place: set[bytes] = set()  # leases under which blocks may be held in place
         self._ops: dict[int, Transfer] = {}
         self._is_closing = False
         self._on_change = on_change
@@ -129,6 +145,15 @@ class RankSession(Session):
     @property
     def release_errors(self) -> int:
         return self._release_errors
+
+    @property
+    def voids(self) -> int:
+        return self._voids
+
+    def add_void_callback(self, fn: Callable[[], None]) -> None:
+        with self._lock:
+            if fn not in self._on_void:
+                self._on_void.append(fn)
 
     @property
     def namespace(self) -> Namespace | None:
@@ -242,20 +267,28 @@ class RankSession(Session):
         layer_groups: int = 0,
         on_progress: Callable[[int, int], None] | None = None,
         inline: bool = False,
+        in_place: bool = False,
     ) -> Op:
         at = self._attachment()
         timeout = self.client.timeout_of(timeout_s)
+        if in_place and (inline or on_progress is not None):
+            raise errors.InvalidArgument("promote: what is read in place is copied nowhere")
         request = pb.PromoteRequest(
             session=at.handle,
             lease=_handle_of(at, lease),
+            target="TARGET_L1" if in_place else "TARGET_ENGINE",
             policy=pb.PromotePolicy.Name(policy),
             timeout_ns=int(timeout * _NS_PER_S) if policy == Policy.TIMEOUT else 0,
             op_id=self.client.op_ids.take(),
             moves=_wire.moves(moves),
             layer_groups=layer_groups if on_progress is not None else 0,
             wants_inline=inline,
+            in_place=in_place,
         )
         op = self._begin(at, request.op_id, is_demote=False)
+        if in_place:
+            with self._lock:
+                self._in_place.add(request.lease)
         wire = self.client.wire()
         if on_progress is not None and layer_groups > 1:
             op.start_stream(wire.promote_stream, request, timeout, on_progress)
@@ -296,7 +329,7 @@ class RankSession(Session):
         op.start(self.client.wire().demote, request, self.client.timeout_of(timeout_s))
         return op
 
-    def release(self, handle: Lease | Ticket | bytes) -> None:
+    def release(self, handle: Lease | Ticket | bytes, *, surely: bool = False) -> None:
         at = self.current
         if at is None or self._pid != os.getpid():
             return  # whatever it was, it ended with the session
@@ -306,6 +339,12 @@ class RankSession(Session):
             request.ticket = handle.handle
         else:
             request.lease = handle.handle if isinstance(handle, Lease) else handle
+            with self._lock:
+                surely = surely or request.lease in self._in_place
+                self._in_place.discard(request.lease)
+        if surely:
+            self._release_surely(at, request)
+            return
         if isinstance(handle, Lease | Ticket):
             # Nobody waits for it, and a daemon that answers late has to hear of it until the lease
             # would have ended by itself.
@@ -328,6 +367,20 @@ class RankSession(Session):
         if call.cancelled() or call.exception() is not None:
             with self._lock:
                 self._release_errors += 1
+
+    def _release_surely(self, at: Attachment, request: Any) -> None:
+        """Until the daemon answered: what it holds under this lease ends in no other way but with
+        the engine."""
+        if self.current is not at or self._pid != os.getpid():
+            return
+        call = self.client.wire().release.future(request, timeout=self.client.timeout_of(None))
+        call.add_done_callback(partial(self._on_released_surely, at, request))
+
+    def _on_released_surely(self, at: Attachment, request: Any, call: Any) -> None:
+        self._on_released(call)
+        if call.code() in _NO_ANSWER:
+            again = partial(self._release_surely, at, request)
+            self.client.dispatcher.call_later(_RELEASE_AGAIN_S, again)
 
     # ---- operations ------------------------------------------------------------------------------
 
@@ -372,9 +425,19 @@ class RankSession(Session):
             was_attached = self.current is not None
             self.current = None
             self._error = error
+            self._in_place.clear()
             self._changed.notify_all()
         if was_attached:
+            self.on_void()
             self._tell(False)
+
+    def on_void(self) -> None:
+        """What was read in place is void: a GPU was lost, or the session."""
+        with self._lock:
+            self._voids += 1
+            callbacks = list(self._on_void)
+        for fn in callbacks:
+            run_safely(fn)
 
     def on_notice(self, notice: Any) -> None:
         if notice.kind == pb.Notice.QUIESCED:
@@ -384,6 +447,8 @@ class RankSession(Session):
                 op.on_notice()
         elif notice.kind == pb.Notice.EPOCH:
             self._epoch = notice.epoch
+        elif notice.kind == pb.Notice.REGIONS_LOST:
+            self.on_void()
 
     def _tell(self, is_attached: bool) -> None:
         on_change = self._on_change

@@ -75,6 +75,17 @@ class Session(Protocol):
     def release_errors(self) -> int:
         """How many calls of release() the daemon did not answer with OK."""
 
+    @property
+    def voids(self) -> int:
+        """How often everything that the engine reads in place became void: the daemon lost a GPU
+        with some of it, or the session ended. Blocks that were asked for when it was n are good as
+        long as it is n, and what was read of them when it no longer is was read for nothing."""
+
+    def add_void_callback(self, fn: Callable[[], None]) -> None:
+        """Calls fn() after each change of `voids`, from a thread of the session, as long as the
+        session lives; to add it again changes nothing. fn must not block; what it raises is
+        logged."""
+
     def lookup(
         self,
         tokens: Any,
@@ -129,6 +140,7 @@ class Session(Protocol):
         layer_groups: int = 0,
         on_progress: Callable[[int, int], None] | None = None,
         inline: bool = False,
+        in_place: bool = False,
     ) -> Op:
         """Begins to copy blocks of a lease into the engine's blocks; does not wait.
 
@@ -136,6 +148,12 @@ class Session(Protocol):
         on_progress(group, groups) is called, from a thread of this operation, when groups of
         layers 0 .. group of every block are in place. inline: the bytes come back in
         `Outcome.inline_data`, at most 4 MiB.
+
+        in_place: nothing is copied to the engine. `Outcome.in_place` says where each block that is
+        DONE lies in L1, and from then on it stays there until the lease is released, the engine
+        ends, or the GPU is lost: the lease ends no more by time, also when the answer was lost or
+        not waited for. `read_in_place` does all of that; FailedPrecondition where the daemon does
+        not export L1 (tiers.l1.export).
 
         What fails before anything was sent is raised (NotAttached, StaleHandle, InvalidArgument),
         everything later is in `Op.result`.
@@ -162,9 +180,14 @@ class Session(Protocol):
         promote.
         """
 
-    def release(self, handle: Lease | Ticket | bytes) -> None:
+    def release(self, handle: Lease | Ticket | bytes, *, surely: bool = False) -> None:
         """Gives a lease (as bytes: a lease's) or a ticket back. Neither waits nor raises: what is
-        not given back ends by itself."""
+        not given back ends by itself.
+
+        Not so a lease under which blocks are held in place. It is asked for again until the daemon
+        answers, or the session has ended, if this session began to hold under it; surely: also if
+        another session of the engine did.
+        """
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Ends the session: operations under way are cancelled and waited for, then everything
