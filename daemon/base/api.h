@@ -548,9 +548,9 @@ struct kvt_api_l1_stats {
     struct kvt_text backend;                  /* "none", "host", "cuda" */
     bool has_cuda;                            /* of the daemon's build */
     uint32_t driver_version, runtime_version; /* 13000 is 13.0; 0: none */
-    bool is_host_pinned;
-    struct kvt_text pin_why; /* why L2 is not pinned */
-    struct kvt_text why;     /* why no GPU is used */
+    bool is_host_pinned;                      /* now */
+    struct kvt_text pin_why;                  /* why L2 is not pinned */
+    struct kvt_text why;                      /* why no GPU is used */
     bool is_export_allowed;
     uint64_t held_bytes_per_engine_max; /* 0: nothing is exported */
 };

@@ -109,6 +109,21 @@ static bool gpu_stats(const struct kvt_engine *engine, struct kvt_op *op,
            eng_error_stats(op, from->tier_counters, &to->errors, &to->errors_count);
 }
 
+/* The report is what held at the start. False: the arena is full. */
+static bool pin_stats(const struct kvt_tier *tier, struct kvt_op *op)
+{
+    struct kvt_api_l1_stats *to = &op->ans.stats.l1;
+    struct kvt_device_host_pin *pin = kvt_arena_alloc(op->arena, sizeof(*pin));
+
+    if (pin == NULL)
+        return false;
+    if (!kvt_device_host_pin(tier, pin))
+        return true;
+    to->is_host_pinned = pin->is_pinned;
+    to->pin_why = text_of(pin->why, sizeof(pin->why));
+    return true;
+}
+
 bool eng_l1_stats(const struct kvt_engine *engine, struct kvt_op *op,
                   const struct kvt_store_stats *store)
 {
@@ -122,7 +137,7 @@ bool eng_l1_stats(const struct kvt_engine *engine, struct kvt_op *op,
         ans->l1.held_bytes_per_engine_max = engine->config.held_bytes_per_engine_max;
     gpus = kvt_arena_array(op->arena, KVT_API_GPUS_MAX, sizeof(gpus[0]));
     ans->gpus = kvt_arena_array(op->arena, KVT_API_GPUS_MAX, sizeof(ans->gpus[0]));
-    if (gpus == NULL || ans->gpus == NULL)
+    if (gpus == NULL || ans->gpus == NULL || !pin_stats(tier, op))
         return false;
     while (count < KVT_API_GPUS_MAX && kvt_device_gpu(tier, count, &gpus[count]))
         count++;

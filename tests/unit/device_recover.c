@@ -229,7 +229,17 @@ static void test_stuck(void **state)
     set_world_free(world);
 }
 
-/* L2 that cannot be pinned again is reached through staging. */
+static struct kvt_device_host_pin host_pin(struct set_world *world)
+{
+    struct kvt_device_host_pin pin;
+
+    memset(&pin, 0xff, sizeof(pin));
+    assert_true(kvt_device_host_pin(world->tier, &pin));
+    assert_true(pin.is_pinned == (pin.why[0] == '\0'));
+    return pin;
+}
+
+/* L2 that cannot be pinned again is reached through staging, which is told. */
 static void test_not_pinned_again(void **state)
 {
     struct set_world *world = set_world_new(1);
@@ -238,10 +248,12 @@ static void test_not_pinned_again(void **state)
 
     (void)state;
     assert_int_equal(set_world_open(world), 0);
+    assert_true(host_pin(world).is_pinned);
     kvt_fake_cuda_fail(KVT_FAKE_CUDA_PIN, 1, KVT_CUDA_NO_MEMORY);
     kvt_gpu_lose(set_world_set(world)->members[0].gpu, KVT_CUDA_ECC);
     set_world_await(world, 0, 1);
     assert_true(kvt_fake_cuda_has_failed());
+    assert_non_null(strstr(host_pin(world).why, "(2): is LimitMEMLOCK=infinity set?"));
     kvt_fake_cuda_count(&open);
     assert_int_equal(open.registered, 0);
     set_world_attach(world, 0);
@@ -251,6 +263,10 @@ static void test_not_pinned_again(void **state)
     xfer.dst = set_world_host(world, 1);
     assert_int_equal(set_world_run(world, &xfer), KVT_XFER_DONE);
     assert_int_equal(kvt_slot_check(world->l2 + world->slot_bytes, &xfer.key), KVT_SLOT_OK);
+    /* Another loss, and there is room. */
+    kvt_gpu_lose(set_world_set(world)->members[0].gpu, KVT_CUDA_ECC);
+    set_world_await(world, 0, 2);
+    assert_true(host_pin(world).is_pinned);
     set_world_free(world);
 }
 
@@ -517,10 +533,12 @@ static void test_who_pinned_is_reset(void **state)
         while (sem_wait(&hang) != 0)
             continue;
         assert_int_equal(to_host(world, 1, 2), KVT_XFER_DONE);
+        assert_non_null(strstr(host_pin(world).why, "is lost, and is being taken back"));
         assert_int_equal(atomic_load(&counters->path_transfers[KVT_GPU_STAGED_DOWN]), round);
         assert_int_equal(atomic_load(&counters->path_transfers[KVT_GPU_TO_HOST]), round);
         (void)sem_post(&end);
         set_world_await(world, 0, round);
+        assert_true(host_pin(world).is_pinned);
         assert_int_equal(to_host(world, 1, 3), KVT_XFER_DONE);
         assert_int_equal(atomic_load(&counters->path_transfers[KVT_GPU_TO_HOST]), round + 1);
     }
@@ -531,6 +549,7 @@ static void test_who_pinned_is_reset(void **state)
     kvt_doorbell_ring(&set->members[1].bell);
     while (sem_wait(&hang) != 0)
         continue;
+    assert_true(host_pin(world).is_pinned);
     assert_int_equal(to_host(world, 0, 4), KVT_XFER_DONE);
     counters = set_world_gpu(world, 0).counters;
     assert_int_equal(atomic_load(&counters->path_transfers[KVT_GPU_TO_HOST]), 1);

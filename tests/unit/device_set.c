@@ -263,12 +263,17 @@ static void test_not_pinned(void **state)
 {
     struct set_world *world = set_world_new(1);
     struct kvt_xfer xfer = set_world_xfer(world, 3);
+    struct kvt_device_host_pin pin;
 
     (void)state;
+    assert_false(kvt_device_host_pin(NULL, &pin));
     kvt_fake_cuda_fail(KVT_FAKE_CUDA_PIN, 1, KVT_CUDA_NO_MEMORY);
     assert_int_equal(set_world_open(world), 0);
     assert_false(world->report.is_host_pinned);
     assert_non_null(strstr(world->report.pin_why, "(2): is LimitMEMLOCK=infinity set?"));
+    assert_true(kvt_device_host_pin(world->tier, &pin));
+    assert_false(pin.is_pinned);
+    assert_string_equal(pin.why, world->report.pin_why);
     assert_non_null(strstr(world->tier->detail, "L2 is not pinned ("));
     set_world_attach(world, 0);
     fill(world->pools[0].memory, 1, 5);
@@ -282,6 +287,9 @@ static void test_not_pinned(void **state)
     world->config.host_memory_bytes = 0;
     assert_int_equal(set_world_open(world), 0);
     assert_string_equal(world->report.pin_why, "there is no L2");
+    assert_true(kvt_device_host_pin(world->tier, &pin));
+    assert_false(pin.is_pinned);
+    assert_string_equal(pin.why, "there is no L2");
     set_world_free(world);
 }
 

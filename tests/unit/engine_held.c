@@ -1,5 +1,6 @@
 /* What an engine reads in place, seen from outside: Stats, and what hostile orders of requests do
- * to the books. */
+ * to the books. Whether L2 is pinned (--wrap) is asked again each time, too. */
+#include <stdio.h>
 #include <string.h>
 
 #include "tests/common/check.h"
@@ -130,6 +131,50 @@ static void test_stats(void)
     teardown(&fix);
 }
 
+static struct {
+    bool is_gpu;
+    struct kvt_device_host_pin pin;
+} told;
+
+bool __wrap_kvt_device_host_pin(const struct kvt_tier *tier, struct kvt_device_host_pin *ret_pin);
+bool __wrap_kvt_device_host_pin(const struct kvt_tier *tier, struct kvt_device_host_pin *ret_pin)
+{
+    CHECK(tier != NULL);
+    if (told.is_gpu)
+        *ret_pin = told.pin;
+    return told.is_gpu;
+}
+
+static bool is_pinned(struct fixture *fix, const char *why)
+{
+    const struct kvt_api_l1_stats *l1 = &fix->call.op.ans.stats.l1;
+
+    call_begin(&fix->call, KVT_OP_STATS);
+    call_run(&fix->call);
+    CHECK_CODE(&fix->call.op, KVT_CODE_OK);
+    CHECK(l1->pin_why.bytes == strlen(why) && memcmp(l1->pin_why.at, why, strlen(why)) == 0);
+    return l1->is_host_pinned;
+}
+
+/* The report of the start is what there is where nobody knows better. */
+static void test_pinned_now(void)
+{
+    static const struct kvt_device_report report = {.is_host_pinned = true};
+    struct world_config config = exporting;
+    struct fixture fix;
+
+    config.l1 = (struct kvt_engine_l1){.backend = "cuda", .report = &report};
+    setup(&fix, &config);
+    CHECK(is_pinned(&fix, ""));
+    told.is_gpu = true;
+    (void)snprintf(told.pin.why, sizeof(told.pin.why), "no room");
+    CHECK(!is_pinned(&fix, "no room"));
+    told.pin = (struct kvt_device_host_pin){.is_pinned = true};
+    CHECK(is_pinned(&fix, ""));
+    told.is_gpu = false;
+    teardown(&fix);
+}
+
 static void test_not_exported(void)
 {
     struct world_config config = exporting;
@@ -249,5 +294,6 @@ int main(void)
     test_loss_of_the_others_gpu();
     test_lost_when_asked();
     test_not_exported();
+    test_pinned_now();
     return 0;
 }

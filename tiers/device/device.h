@@ -69,12 +69,14 @@ struct kvt_device_gpu { /* for people, statistics and kvtier-ctl devices; fixed 
     const struct kvt_tier_counters *tier_counters; /* NULL: refused */
 };
 
-struct kvt_device_report {               /* what open found */
-    bool has_cuda;                       /* of this build */
-    int driver_version, runtime_version; /* 13000 is 13.0; 0: none */
-    uint32_t gpus_count;                 /* found and configured, used or refused */
-    bool is_host_pinned;
-    char pin_why[160];               /* why L2 is not pinned */
+#define KVT_DEVICE_PIN_WHY_BYTES 160u
+
+struct kvt_device_report {                  /* what open found */
+    bool has_cuda;                          /* of this build */
+    int driver_version, runtime_version;    /* 13000 is 13.0; 0: none */
+    uint32_t gpus_count;                    /* found and configured, used or refused */
+    bool is_host_pinned;                    /* then; kvt_device_host_pin is what holds now */
+    char pin_why[KVT_DEVICE_PIN_WHY_BYTES]; /* why L2 is not pinned */
     char why[KVT_DEVICE_LINE_BYTES]; /* no GPU is used at all: the one line that says why and what
                                         to do; else "" */
 };
@@ -94,6 +96,14 @@ uint32_t kvt_device_numa_nodes(const struct kvt_device_config *config,
 /* The GPU of zone @idx (0 .. zones - 1), then those that were refused. False: no more. Of a tier of
  * another backend, or NULL: false. */
 bool kvt_device_gpu(const struct kvt_tier *tier, uint32_t idx, struct kvt_device_gpu *ret_gpu);
+
+struct kvt_device_host_pin {
+    bool is_pinned;                     /* every GPU in service reaches L2 by its copy engine */
+    char why[KVT_DEVICE_PIN_WHY_BYTES]; /* why not; "" */
+};
+/* As it is now: L2 is pinned in the context of one GPU, and may be lost with it, or not be pinned
+ * again. False: @tier is of another backend, or NULL. Any thread. */
+bool kvt_device_host_pin(const struct kvt_tier *tier, struct kvt_device_host_pin *ret_pin);
 
 /* ---- memory of engines ------------------------------------------------------------------------
  */

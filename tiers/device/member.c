@@ -47,6 +47,48 @@ int kvt_device_pin(struct kvt_device_set *set)
     return set->calls->pin(set->config.host_memory, set->config.host_memory_bytes);
 }
 
+void kvt_device_pin_say(struct kvt_device_set *set, int error)
+{
+    KVT_ASSERT(pthread_mutex_lock(&set->words) == 0);
+    if (error == KVT_CUDA_OK)
+        set->pin_why[0] = '\0';
+    else
+        (void)snprintf(set->pin_why, sizeof(set->pin_why), "%.64s (%d)%s",
+                       set->calls->error_name(error), error,
+                       error == KVT_CUDA_NO_MEMORY ? ": is LimitMEMLOCK=infinity set?" : "");
+    KVT_ASSERT(pthread_mutex_unlock(&set->words) == 0);
+}
+
+void kvt_device_tell_pinned(struct kvt_device_member *member, bool is_pinned)
+{
+    kvt_gpu_set_host_pinned(member->gpu, is_pinned);
+    atomic_store_explicit(&member->is_host_pinned, is_pinned, memory_order_seq_cst);
+}
+
+bool kvt_device_host_pin(const struct kvt_tier *tier, struct kvt_device_host_pin *ret_pin)
+{
+    struct kvt_device_set *set = kvt_device_set_of(tier);
+    int owner;
+
+    if (set == NULL)
+        return false;
+    owner = atomic_load_explicit(&set->pin_owner, memory_order_seq_cst);
+    *ret_pin = (struct kvt_device_host_pin){.is_pinned = owner >= 0};
+    for (uint32_t i = 0; i < set->members_count; i++)
+        if (kvt_device_is_served(&set->members[i]) &&
+            !atomic_load_explicit(&set->members[i].is_host_pinned, memory_order_seq_cst))
+            ret_pin->is_pinned = false;
+    if (ret_pin->is_pinned)
+        return true;
+    KVT_ASSERT(pthread_mutex_lock(&set->words) == 0);
+    memcpy(ret_pin->why, set->pin_why, sizeof(ret_pin->why));
+    KVT_ASSERT(pthread_mutex_unlock(&set->words) == 0);
+    if (ret_pin->why[0] == '\0')
+        (void)snprintf(ret_pin->why, sizeof(ret_pin->why),
+                       "the GPU in whose context it was pinned is lost, and is being taken back");
+    return true;
+}
+
 void kvt_device_export_make(struct kvt_device_member *member)
 {
     struct kvt_device_export made = {

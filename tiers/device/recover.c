@@ -114,7 +114,7 @@ static bool tell_others(struct kvt_device_member *member, bool is_pinned)
 
         if (i == member->zone || gpu == NULL)
             continue;
-        kvt_gpu_set_host_pinned(gpu, is_pinned);
+        kvt_device_tell_pinned(&set->members[i], is_pinned);
         have_left = have_left && kvt_gpu_has_left_host(gpu);
     }
     KVT_ASSERT(pthread_mutex_unlock(&set->words) == 0);
@@ -150,7 +150,9 @@ static void repin(struct kvt_device_member *member)
                      owner != (int)member->zone && kvt_device_is_served(&set->members[owner]);
 
     is_ours = is_ours || (error == KVT_CUDA_ALREADY_REGISTERED && owner == (int)member->zone);
-    kvt_gpu_set_host_pinned(member->gpu, is_ours || is_others);
+    kvt_device_tell_pinned(member, is_ours || is_others);
+    if (set->is_pinned)
+        kvt_device_pin_say(set, error == KVT_CUDA_ALREADY_REGISTERED ? KVT_CUDA_OK : error);
     if (!is_ours)
         return;
     atomic_store_explicit(&set->pin_owner, (int)member->zone, memory_order_seq_cst);

@@ -261,7 +261,8 @@ static void pin(struct kvt_device_set *set, struct kvt_device_report *report)
     int error;
 
     if (set->config.host_memory == NULL) {
-        (void)snprintf(report->pin_why, sizeof(report->pin_why), "there is no L2");
+        (void)snprintf(set->pin_why, sizeof(set->pin_why), "there is no L2");
+        memcpy(report->pin_why, set->pin_why, sizeof(report->pin_why));
         return;
     }
     error = kvt_device_pin(set);
@@ -269,10 +270,8 @@ static void pin(struct kvt_device_set *set, struct kvt_device_report *report)
         error = KVT_CUDA_OK;
     atomic_store_explicit(&set->pin_owner, error == KVT_CUDA_OK ? 0 : -1, memory_order_seq_cst);
     set->is_pinned = report->is_host_pinned = error == KVT_CUDA_OK;
-    if (error != KVT_CUDA_OK)
-        (void)snprintf(report->pin_why, sizeof(report->pin_why), "%.64s (%d)%s",
-                       set->calls->error_name(error), error,
-                       error == KVT_CUDA_NO_MEMORY ? ": is LimitMEMLOCK=infinity set?" : "");
+    kvt_device_pin_say(set, error);
+    memcpy(report->pin_why, set->pin_why, sizeof(report->pin_why));
 }
 
 static void refuse_open(struct kvt_device_set *set, struct kvt_device_gpu *gpu, int result,
@@ -325,6 +324,7 @@ static int open_gpu(struct kvt_device_set *set, struct kvt_device_member *member
     if (set->members_count == 0)
         pin(set, report);
     gpu_config.is_host_pinned = set->is_pinned;
+    atomic_store_explicit(&member->is_host_pinned, set->is_pinned, memory_order_seq_cst);
     return kvt_gpu_open(&member->gpu, &gpu_config, ret_error);
 }
 

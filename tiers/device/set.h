@@ -23,8 +23,8 @@
  *   calls    handles, served, and CUDA calls on the     janitor, control: over those calls, so
  *            GPU that are not its thread's              nobody waits for it: trylock and look again
  *   recovery reset to revive: one GPU at a time        control: trylock and look again; open
- *   words    state, why, lost_ns, export; of another    any thread, for a copy of some bytes
- *            member: gpu
+ *   words    state, why, lost_ns, export, pin_why; of   any thread, for a copy of some bytes
+ *            another member: gpu
  *
  * No other thread may be in a call that concerns the contexts of all GPUs, or opens memory on
  * one, while a GPU is reset. So a reset holds `recovery` and everybody's `calls`. A GPU's own
@@ -72,6 +72,7 @@ struct kvt_device_member {
 
     bool has_export;
     struct kvt_device_export exported;
+    atomic_bool is_host_pinned; /* as its GPU was told last */
 
     pthread_t control;
     bool is_started;
@@ -109,7 +110,8 @@ struct kvt_device_set {
     atomic_uint members_left; /* whose control thread has not ended */
     bool is_pinned;           /* L2, by us, at the start */
     atomic_int pin_owner;     /* zone in whose context L2 is pinned now; -1: none. `recovery` */
-    int current;              /* open's: CUDA's current device; -1: not known */
+    char pin_why[KVT_DEVICE_PIN_WHY_BYTES]; /* why it is not; "": pin_owner says it */
+    int current;                            /* open's: CUDA's current device; -1: not known */
 };
 
 /* kvt_device_cuda_open over any table of calls. */
@@ -131,6 +133,10 @@ void kvt_device_say(struct kvt_device_member *member, enum kvt_gpu_state state, 
                     ...) KVT_PRINTF(3, 4);
 /* Pins L2 in the context of the current device, for all. CUDA's error, or 0. */
 int kvt_device_pin(struct kvt_device_set *set);
+/* Why L2 is not pinned: an @error of that, OK: it is. */
+void kvt_device_pin_say(struct kvt_device_set *set, int error);
+/* Tells the member's GPU whether it is. */
+void kvt_device_tell_pinned(struct kvt_device_member *member, bool is_pinned);
 /* Makes the handle of the arena, if exports are allowed. With `calls` held, or init-only. */
 void kvt_device_export_make(struct kvt_device_member *member);
 
