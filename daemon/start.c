@@ -148,7 +148,7 @@ static int start_l2(void *ctx)
     char size[KVT_SIZE_TEXT_BYTES];
     int r;
 
-    host.numa_nodes_count = kvt_start_l1_numa_nodes(daemon, host.numa_nodes);
+    host.numa_nodes_count = kvt_device_numa_nodes(daemon->l1.found, host.numa_nodes);
     r = kvt_host_open(&daemon->tiers[KVT_TIER_HOST], &host);
     kvt_size_format_short(host.bytes, size);
     if (r == 0) {
@@ -338,6 +338,7 @@ static const struct kvt_step steps[] = {
     {"guard", start_guard, NULL},
     {"live check", start_live_check, NULL},
     {"doorbell", start_doorbell, undo_doorbell},
+    {"GPUs", kvt_start_gpus, kvt_undo_gpus},
     {"L2", start_l2, undo_l2},
     {"L1", kvt_start_l1, kvt_undo_l1},
     {"L3", kvt_start_l3, kvt_undo_l3},

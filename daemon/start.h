@@ -1,7 +1,7 @@
 /* The daemon's parts and the order in which they start and stop.
  *
- *   limits, guard, live check, L2, L1, L3, index, engine, server  start, left to right
- *   server, engine (drains), index, L3, L1, L2                    stop, right to left
+ *   limits, guard, live check, GPUs, L2, L1, L3, index, engine, server  start, left to right
+ *   server, engine (drains), index, L3, L1, L2, GPUs                    stop, right to left
  *
  * The server goes first: it stops accepting, lets requests end and hands every op back; the engine
  * must still run for that. The engine goes next: it writes back what L3 should have, waits for

@@ -39,6 +39,7 @@ static struct kvt_device_config device_config(struct kvt_daemon *daemon)
         .retry_max_ns = config->l1.retry_max_ns,
         .is_export_allowed = config->l1.is_export,
         .sysfs = "/sys",
+        .found = daemon->l1.found,
     };
 }
 
@@ -91,14 +92,27 @@ static int fail(struct kvt_daemon *daemon, enum kvt_exit how, int r)
     return kvt_trace(r);
 }
 
-uint32_t kvt_start_l1_numa_nodes(struct kvt_daemon *daemon, int ret_nodes[KVT_ZONES_MAX])
+int kvt_start_gpus(void *ctx)
 {
+    struct kvt_daemon *daemon = ctx;
     struct kvt_device_config device;
+    int r;
 
-    if (daemon->config->l1.backend != KVT_CONFIG_L1_CUDA)
+    if (daemon->config->l1.backend == KVT_CONFIG_L1_NONE)
         return 0;
     device = device_config(daemon);
-    return kvt_device_numa_nodes(&device, ret_nodes);
+    r = kvt_device_find(&daemon->l1.found, &device);
+    if (r == 0)
+        return 0;
+    kvt_log_error("GPUs: %s", strerror(-r));
+    return fail(daemon, KVT_EXIT_FAILURE, r);
+}
+
+void kvt_undo_gpus(void *ctx)
+{
+    struct kvt_daemon *daemon = ctx;
+
+    daemon->l1.found = kvt_device_found_free(daemon->l1.found);
 }
 
 int kvt_start_l1(void *ctx)

@@ -11,13 +11,16 @@
 struct kvt_daemon;
 
 struct kvt_daemon_l1 {
+    struct kvt_device_found *found;  /* from before L2 to L1; NULL: L1 looks itself */
     struct kvt_device_config config; /* as it was opened */
     struct kvt_device_report report; /* what was found; of backend none: nothing */
 };
 
-/* Before there is an L2: the nodes that its memory is to be near to, for the GPUs. 0: anywhere. */
-uint32_t kvt_start_l1_numa_nodes(struct kvt_daemon *daemon, int ret_nodes[KVT_ZONES_MAX]);
-int kvt_start_l1(void *ctx); /* steps: see daemon/base/steps.h */
+/* Steps, see daemon/base/steps.h. GPUs are looked for once: before L2 is made, which is to be near
+ * to them (kvt_device_numa_nodes), and L1 takes over what was found. */
+int kvt_start_gpus(void *ctx);
+void kvt_undo_gpus(void *ctx);
+int kvt_start_l1(void *ctx);
 void kvt_undo_l1(void *ctx);
 /* What the engine tells of it in Stats. */
 struct kvt_engine_l1 kvt_start_l1_stats(const struct kvt_daemon *daemon);

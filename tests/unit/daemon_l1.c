@@ -14,7 +14,8 @@ static struct {
     struct kvt_device_report report;
     struct kvt_device_config given;
     struct kvt_device_gpu gpus[3];
-    uint32_t gpus_count, opens, closes;
+    uint32_t gpus_count, opens, closes, finds, frees;
+    int find_result;
 } fake;
 
 static void fake_close(struct kvt_tier *tier)
@@ -29,8 +30,9 @@ static struct kvt_tier fake_tier = {
 uint8_t *__wrap_kvt_host_memory(const struct kvt_tier *tier);
 int __wrap_kvt_device_open(struct kvt_tier **ret_tier, const struct kvt_device_config *config,
                            struct kvt_device_report *ret_report);
-uint32_t __wrap_kvt_device_numa_nodes(const struct kvt_device_config *config,
-                                      int ret_nodes[KVT_ZONES_MAX]);
+int __wrap_kvt_device_find(struct kvt_device_found **ret_found,
+                           const struct kvt_device_config *config);
+struct kvt_device_found *__wrap_kvt_device_found_free(struct kvt_device_found *found);
 bool __wrap_kvt_device_gpu(const struct kvt_tier *tier, uint32_t idx,
                            struct kvt_device_gpu *ret_gpu);
 
@@ -54,12 +56,23 @@ int __wrap_kvt_device_open(struct kvt_tier **ret_tier, const struct kvt_device_c
     return fake.result;
 }
 
-uint32_t __wrap_kvt_device_numa_nodes(const struct kvt_device_config *config,
-                                      int ret_nodes[KVT_ZONES_MAX])
+static uint8_t found; /* stands for what was */
+
+int __wrap_kvt_device_find(struct kvt_device_found **ret_found,
+                           const struct kvt_device_config *config)
 {
     fake.given = *config;
-    ret_nodes[0] = 3;
-    return 1;
+    fake.finds++;
+    if (fake.find_result == 0)
+        *ret_found = (struct kvt_device_found *)(void *)&found;
+    return fake.find_result;
+}
+
+struct kvt_device_found *__wrap_kvt_device_found_free(struct kvt_device_found *gone)
+{
+    assert_true(gone == NULL || (void *)gone == &found);
+    fake.frees += gone != NULL;
+    return NULL;
 }
 
 bool __wrap_kvt_device_gpu(const struct kvt_tier *tier, uint32_t idx,
@@ -209,26 +222,38 @@ static void test_configuration_is_handed_on(void **state)
     kvt_undo_l1(&daemon);
 }
 
-/* L2 is made near to the GPUs, before there is an L2 or an L1. */
-static void test_numa_nodes(void **state)
+/* GPUs are looked for once, before there is an L2 or an L1; L1 takes over what was found. */
+static void test_found(void **state)
 {
     static const struct kvt_config_report report = {.problem = ignore};
     static struct kvt_config config;
-    struct kvt_daemon daemon = {.config = &config};
-    int nodes[KVT_ZONES_MAX] = {0};
+    struct kvt_daemon daemon = {.config = &config, .exit = KVT_EXIT_OK};
 
     (void)state;
     kvt_config_init(&config);
-    assert_int_equal(kvt_start_l1_numa_nodes(&daemon, nodes), 0);
-    assert_int_equal(kvt_config_set(&config, "tiers.l1.backend=host", &report), 0);
-    assert_int_equal(kvt_start_l1_numa_nodes(&daemon, nodes), 0);
+    assert_int_equal(kvt_start_gpus(&daemon), 0);
+    assert_int_equal(fake.finds, 0); /* not configured */
+    kvt_undo_gpus(&daemon);
     assert_int_equal(kvt_config_set(&config, "tiers.l1.backend=cuda", &report), 0);
     assert_int_equal(kvt_config_set(&config, "tiers.l1.gpus=2", &report), 0);
-    assert_int_equal(kvt_start_l1_numa_nodes(&daemon, nodes), 1);
-    assert_int_equal(nodes[0], 3);
+    assert_int_equal(kvt_start_gpus(&daemon), 0);
+    assert_int_equal(fake.finds, 1);
     assert_string_equal(fake.given.backend, "cuda");
     assert_string_equal(fake.given.gpus, "2");
     assert_null(fake.given.host_memory);
+    assert_null(fake.given.found);
+    daemon.tiers[KVT_TIER_HOST] = &l2;
+    assert_int_equal(kvt_start_l1(&daemon), 0);
+    assert_ptr_equal(fake.given.found, &found);
+    assert_int_equal(fake.finds, 1);
+    kvt_undo_l1(&daemon);
+    kvt_undo_gpus(&daemon);
+    kvt_undo_gpus(&daemon);
+    assert_int_equal(fake.frees, 1);
+    fake.find_result = -ENOMEM;
+    assert_int_equal(kvt_start_gpus(&daemon), -ENOMEM);
+    assert_int_equal(daemon.exit, KVT_EXIT_FAILURE);
+    assert_null(daemon.l1.found);
 }
 
 /* Without an L1 on GPUs memory of engines on one is refused, in words; what was not opened is
@@ -315,7 +340,7 @@ int main(void)
         cmocka_unit_test_setup(test_off, reset),
         cmocka_unit_test_setup(test_failures, reset),
         cmocka_unit_test_setup(test_configuration_is_handed_on, reset),
-        cmocka_unit_test_setup(test_numa_nodes, reset),
+        cmocka_unit_test_setup(test_found, reset),
         cmocka_unit_test_setup(test_gpu_memory, reset),
         cmocka_unit_test_setup(test_export, reset),
         cmocka_unit_test_setup(test_lines, reset),

@@ -404,6 +404,14 @@ static int end_sysfs(void **state)
     return nftw(sysfs, remove_one, 8, FTW_DEPTH | FTW_PHYS);
 }
 
+static uint32_t numa_nodes(const struct kvt_cuda_calls *of, int nodes[KVT_ZONES_MAX])
+{
+    struct kvt_device_found found;
+
+    kvt_probe_look(of, &config, &found);
+    return kvt_device_numa_nodes(&found, nodes);
+}
+
 static void test_numa(void **state)
 {
     int nodes[KVT_ZONES_MAX];
@@ -419,11 +427,11 @@ static void test_numa(void **state)
     put_file("bus/pci/devices/0000:05:00.0/numa_node", "5\n");
     cuda.info[5].is_prohibited = true;
     /* A machine of one node, or that does not say. */
-    assert_int_equal(kvt_probe_numa_nodes(&calls, &config, nodes), 0);
+    assert_int_equal(numa_nodes(&calls, nodes), 0);
     put_file("devices/system/node/online", "0\n");
-    assert_int_equal(kvt_probe_numa_nodes(&calls, &config, nodes), 0);
+    assert_int_equal(numa_nodes(&calls, nodes), 0);
     put_file("devices/system/node/online", "0-1\n");
-    assert_int_equal(kvt_probe_numa_nodes(&calls, &config, nodes), 2);
+    assert_int_equal(numa_nodes(&calls, nodes), 2);
     assert_int_equal(nodes[0], 1);
     assert_int_equal(nodes[1], 0);
     assert_int_equal(kvt_probe_find(&calls, &config, NULL, &probe), 0);
@@ -432,14 +440,15 @@ static void test_numa(void **state)
     assert_int_equal(probe.gpus[4].numa_node, -1);
     assert_int_equal(probe.gpus[5].numa_node, 5);
     config.gpus = "2";
-    assert_int_equal(kvt_probe_numa_nodes(&calls, &config, nodes), 1);
+    assert_int_equal(numa_nodes(&calls, nodes), 1);
     assert_int_equal(nodes[0], 1);
     config.gpus = "3";
-    assert_int_equal(kvt_probe_numa_nodes(&calls, &config, nodes), 0);
+    assert_int_equal(numa_nodes(&calls, nodes), 0);
     cuda.count_error = KVT_CUDA_NO_DEVICE;
     config.gpus = "all";
-    assert_int_equal(kvt_probe_numa_nodes(&calls, &config, nodes), 0);
-    assert_int_equal(kvt_probe_numa_nodes(NULL, &config, nodes), 0);
+    assert_int_equal(numa_nodes(&calls, nodes), 0);
+    assert_int_equal(numa_nodes(NULL, nodes), 0);
+    assert_int_equal(kvt_device_numa_nodes(NULL, nodes), 0);
     assert_int_equal(cuda.contexts, 0);
     /* Nothing that a name could lead elsewhere. */
     put_file("numa_node", "1\n");

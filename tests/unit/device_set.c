@@ -106,6 +106,36 @@ static void test_refused(void **state)
     set_world_free(world);
 }
 
+/* What was found before is not asked again; what open does with it is the same. */
+static void test_found_before(void **state)
+{
+    struct set_world *world = set_world_new(3);
+    struct kvt_device_found *found = calloc(1, sizeof(*found));
+    uint64_t asked;
+
+    (void)state;
+    assert_non_null(found);
+    world->config.gpus = "2, 0, 7";
+    kvt_probe_look(&world->calls, &world->config, found);
+    assert_int_equal(found->result, 0);
+    asked = kvt_fake_cuda_calls_made(KVT_FAKE_CUDA_DEVICE_COUNT) +
+            kvt_fake_cuda_calls_made(KVT_FAKE_CUDA_DEVICE_INFO);
+    assert_true(asked > 0);
+    world->config.found = found;
+    assert_int_equal(set_world_open(world), 0);
+    assert_true(kvt_fake_cuda_calls_made(KVT_FAKE_CUDA_DEVICE_COUNT) +
+                    kvt_fake_cuda_calls_made(KVT_FAKE_CUDA_DEVICE_INFO) ==
+                asked);
+    free(found); /* it is the caller's */
+    world->config.found = NULL;
+    assert_int_equal(world->report.gpus_count, 3);
+    assert_true(world->report.is_host_pinned);
+    assert_int_equal(world->tier->zones_count, 2);
+    assert_int_equal(set_world_gpu(world, 0).index, 2);
+    assert_non_null(strstr(set_world_gpu(world, 2).why, "no GPU 7"));
+    set_world_free(world);
+}
+
 static void test_none(void **state)
 {
     struct set_world *world = set_world_new(0);
@@ -379,6 +409,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_zones),
         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_found_before),
         cmocka_unit_test(test_none),
         cmocka_unit_test(test_configuration_without_sense),
         cmocka_unit_test(test_whose_transfer),

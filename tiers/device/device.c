@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "daemon/base/alloc.h"
 #include "tiers/device/backend.h"
 #include "tiers/device/probe.h"
 
@@ -21,9 +22,22 @@ int kvt_device_open(struct kvt_tier **ret_tier, const struct kvt_device_config *
     return kvt_device_cuda_open(ret_tier, config, ret_report);
 }
 
-uint32_t kvt_device_numa_nodes(const struct kvt_device_config *config, int ret_nodes[KVT_ZONES_MAX])
+int kvt_device_find(struct kvt_device_found **ret_found, const struct kvt_device_config *config)
 {
-    if (strcmp(config->backend, "cuda") != 0)
-        return 0;
-    return kvt_probe_numa_nodes(kvt_cuda_calls(), config, ret_nodes);
+    struct kvt_device_found *found = NULL;
+
+    if (strcmp(config->backend, "cuda") == 0) {
+        found = kvt_alloc_zeroed(1, sizeof(*found));
+        if (found == NULL)
+            return kvt_trace(-ENOMEM);
+        kvt_probe_look(kvt_cuda_calls(), config, found);
+    }
+    *ret_found = found;
+    return 0;
+}
+
+struct kvt_device_found *kvt_device_found_free(struct kvt_device_found *found)
+{
+    kvt_free(found);
+    return NULL;
 }

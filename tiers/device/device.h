@@ -14,6 +14,8 @@
 #include "tiers/device/cuda_calls.h"
 #include "tiers/tier.h"
 
+struct kvt_device_found; /* the GPUs that there are */
+
 struct kvt_device_config {
     const char *backend;  /* "host" or "cuda" */
     uint64_t bytes;       /* host: of the arena. cuda: of each GPU; 0 with `pct` */
@@ -41,6 +43,8 @@ struct kvt_device_config {
     /* A GPU on which copies are queued and none ends for so long is lost: it hangs, and says
      * nothing; 0: 30 s. */
     uint64_t stuck_ns;
+    /* Of kvt_device_find with this configuration, until open returns; NULL: open looks itself. */
+    const struct kvt_device_found *found;
 };
 #define KVT_DEVICE_LINE_BYTES 256u /* of one line for people */
 
@@ -87,11 +91,15 @@ struct kvt_device_report {                  /* what open found */
 KVT_MUST_USE int kvt_device_open(struct kvt_tier **ret_tier, const struct kvt_device_config *config,
                                  struct kvt_device_report *ret_report);
 
-/* Nodes of host memory that GPUs of @config are near to, each once, in the order of its GPUs, for
- * the placing of L2 before it is made; 0: not known, or a machine of one node. Makes no context on
- * a GPU. */
-uint32_t kvt_device_numa_nodes(const struct kvt_device_config *config,
-                               int ret_nodes[KVT_ZONES_MAX]);
+/* Looks for the GPUs of @config, once for all that want to know of them before L1 is opened. Makes
+ * no context on a GPU. *ret_found is NULL for another backend than cuda. 0, or -ENOMEM; that no GPU
+ * can be used is what open says. */
+KVT_MUST_USE int kvt_device_find(struct kvt_device_found **ret_found,
+                                 const struct kvt_device_config *config);
+struct kvt_device_found *kvt_device_found_free(struct kvt_device_found *found); /* NULL-proof */
+/* Nodes of host memory that GPUs are near to, each once, in the order of the GPUs, for the placing
+ * of L2 before it is made; 0: not known, or a machine of one node. */
+uint32_t kvt_device_numa_nodes(const struct kvt_device_found *found, int ret_nodes[KVT_ZONES_MAX]);
 
 /* The GPU of zone @idx (0 .. zones - 1), then those that were refused. False: no more. Of a tier of
  * another backend, or NULL: false. */

@@ -419,22 +419,28 @@ int kvt_probe_find(const struct kvt_cuda_calls *calls, const struct kvt_device_c
     return KVT_DEVICE_E_NONE;
 }
 
-uint32_t kvt_probe_numa_nodes(const struct kvt_cuda_calls *calls,
-                              const struct kvt_device_config *config, int ret_nodes[KVT_ZONES_MAX])
+void kvt_probe_look(const struct kvt_cuda_calls *calls, const struct kvt_device_config *config,
+                    struct kvt_device_found *ret_found)
+{
+    ret_found->result =
+        kvt_probe_find(calls, config, getenv("CUDA_VISIBLE_DEVICES"), &ret_found->probe);
+    ret_found->has_numa = kvt_probe_has_numa(sysfs_of(config));
+}
+
+uint32_t kvt_device_numa_nodes(const struct kvt_device_found *found, int ret_nodes[KVT_ZONES_MAX])
 {
     uint32_t nodes_count = 0;
-    struct kvt_probe probe;
 
-    if (!kvt_probe_has_numa(sysfs_of(config)) || kvt_probe_find(calls, config, NULL, &probe) != 0)
+    if (found == NULL || !found->has_numa || found->result != 0)
         return 0;
-    for (uint32_t i = 0; i < probe.report.gpus_count; i++) {
-        int node = probe.gpus[i].numa_node;
-        bool is_new = probe.gpus[i].state != KVT_GPU_REFUSED && node >= 0;
+    for (uint32_t i = 0; i < found->probe.report.gpus_count; i++) {
+        const struct kvt_device_gpu *gpu = &found->probe.gpus[i];
+        bool is_new = gpu->state != KVT_GPU_REFUSED && gpu->numa_node >= 0;
 
         for (uint32_t k = 0; k < nodes_count; k++)
-            is_new &= ret_nodes[k] != node;
+            is_new &= ret_nodes[k] != gpu->numa_node;
         if (is_new)
-            ret_nodes[nodes_count++] = node;
+            ret_nodes[nodes_count++] = gpu->numa_node;
     }
     return nodes_count;
 }

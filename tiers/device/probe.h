@@ -60,6 +60,11 @@ void kvt_probe_tell_error(const struct kvt_cuda_calls *calls, int error, int dri
 int kvt_probe_numa_node(const char *sysfs, const char *pci);
 /* Whether the machine has more than one NUMA node; one that does not tell has one. */
 bool kvt_probe_has_numa(const char *sysfs);
-/* kvt_device_numa_nodes, with @calls for CUDA. */
-uint32_t kvt_probe_numa_nodes(const struct kvt_cuda_calls *calls,
-                              const struct kvt_device_config *config, int ret_nodes[KVT_ZONES_MAX]);
+struct kvt_device_found {
+    struct kvt_probe probe;
+    int result; /* kvt_probe_find's */
+    bool has_numa;
+};
+/* kvt_device_find, with @calls for CUDA. */
+void kvt_probe_look(const struct kvt_cuda_calls *calls, const struct kvt_device_config *config,
+                    struct kvt_device_found *ret_found);

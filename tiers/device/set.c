@@ -444,6 +444,7 @@ static int set_new(struct kvt_device_set **ret_set, const struct kvt_device_conf
     KVT_ASSERT(pthread_mutex_init(&set->recovery, NULL) == 0);
     set->calls = calls;
     set->config = *config;
+    set->config.found = NULL; /* the caller's */
     set->current = -1;
     atomic_init(&set->pin_owner, -1);
     if (config->hang_ns == 0)
@@ -462,11 +463,15 @@ int kvt_device_set_open(struct kvt_tier **ret_tier, const struct kvt_device_conf
                         const struct kvt_cuda_calls *calls, struct kvt_device_report *ret_report)
 {
     const char *problem = config_problem(config);
+    struct kvt_device_found found;
     struct kvt_device_set *set;
     struct kvt_probe probe;
     int r;
 
-    r = kvt_probe_find(calls, config, getenv("CUDA_VISIBLE_DEVICES"), &probe);
+    if (config->found == NULL)
+        kvt_probe_look(calls, config, &found);
+    r = config->found == NULL ? found.result : config->found->result;
+    probe = config->found == NULL ? found.probe : config->found->probe;
     *ret_report = probe.report;
     if (problem != NULL && r != -EINVAL) {
         (void)snprintf(ret_report->why, sizeof(ret_report->why), "%s", problem);
