@@ -244,6 +244,7 @@ struct kvt_ans_lookup {
     struct kvt_handle lease;  /* NONE when not asked or nothing matched */
     uint64_t lease_ns;        /* how long from now while idle */
     uint64_t estimate_us;     /* promote time from measured rates, queueing included */
+    bool is_lease_limited;    /* more is there, whose lease would pass the engine's limit */
 };
 
 /* ---- moving -----------------------------------------------------------------------------------

@@ -37,6 +37,7 @@
     X(RESERVED_CELLS, "reserved_cells", "", "copies promised to a filler")                         \
     X(RESERVE_NO_ROOM, "reserve_no_room", "", "copies that could not be reserved: limit or index") \
     X(LEASES, "leases_given", "", "leases given by lookups")                                       \
+    X(LEASES_LIMITED, "leases_limited", "", "lookups that got less than is there: lease limit")    \
     X(LEASES_EXPIRED, "leases_expired", "", "leases that ended with their deadline")               \
     X(TICKETS, "tickets_given", "", "tickets given by Reserve")                                    \
     X(TICKETS_EXPIRED, "tickets_expired", "", "tickets that ended with their deadline")            \

@@ -595,6 +595,9 @@ struct eng_lease *eng_lease_new(struct kvt_engine *engine, struct eng_session *s
                                 const uint64_t bytes[KVT_TIERS_COUNT]);
 bool eng_lease_room(struct kvt_engine *engine, struct kvt_op *op, const struct eng_session *session,
                     const uint64_t bytes[KVT_TIERS_COUNT]);
+/* Whether the engine may lease that beside what it leases. */
+bool eng_lease_fits(const struct kvt_engine *engine, const struct eng_group *group,
+                    const uint64_t bytes[KVT_TIERS_COUNT]);
 void eng_lease_use(struct kvt_engine *engine, struct eng_lease *lease);
 void eng_lease_unuse(struct kvt_engine *engine, struct eng_lease *lease);
 void eng_lease_end(struct kvt_engine *engine, struct eng_lease *lease, bool is_told);

@@ -9,37 +9,44 @@
  * Many leases may die in one moment (an engine, a Reset): the dying are worked off in slices. */
 #include "daemon/engine/internal.h"
 
+static uint64_t disk_max(const struct kvt_engine *engine)
+{
+    const struct kvt_tier *disk = engine->config.store.tiers[KVT_TIER_DISK];
+
+    return disk != NULL ? disk->capacity_bytes / 2 : 0;
+}
+
+static uint64_t upper(const uint64_t bytes[KVT_TIERS_COUNT])
+{
+    return bytes[KVT_TIER_DEVICE] + bytes[KVT_TIER_HOST];
+}
+
+bool eng_lease_fits(const struct kvt_engine *engine, const struct eng_group *group,
+                    const uint64_t bytes[KVT_TIERS_COUNT])
+{
+    return upper(group->leased_bytes) + upper(bytes) <=
+               engine->config.leased_bytes_per_engine_max &&
+           group->leased_bytes[KVT_TIER_DISK] + bytes[KVT_TIER_DISK] <= disk_max(engine);
+}
+
 bool eng_lease_room(struct kvt_engine *engine, struct kvt_op *op, const struct eng_session *session,
                     const uint64_t bytes[KVT_TIERS_COUNT])
 {
     const struct eng_group *group = session->group;
-    const struct kvt_tier *disk = engine->config.store.tiers[KVT_TIER_DISK];
-    uint64_t upper = bytes[KVT_TIER_DEVICE] + bytes[KVT_TIER_HOST];
-    uint64_t upper_now = group->leased_bytes[KVT_TIER_DEVICE] + group->leased_bytes[KVT_TIER_HOST];
-    uint64_t disk_max = disk != NULL ? disk->capacity_bytes / 2 : 0;
 
-    if (session->leases_count >= engine->config.leases_per_session_max) {
+    if (session->leases_count >= engine->config.leases_per_session_max)
         kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED,
                     "this session holds %u leases, the most it may: release some",
                     session->leases_count);
-        return false;
-    }
-    if (upper_now + upper > engine->config.leased_bytes_per_engine_max) {
+    else if (!eng_lease_fits(engine, group, bytes))
         kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED,
-                    "this engine leases %llu bytes of L1 and L2, %llu more would pass its limit of "
-                    "%llu",
-                    (unsigned long long)upper_now, (unsigned long long)upper,
-                    (unsigned long long)engine->config.leased_bytes_per_engine_max);
-        return false;
-    }
-    if (group->leased_bytes[KVT_TIER_DISK] + bytes[KVT_TIER_DISK] > disk_max) {
-        kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED,
-                    "this engine leases %llu bytes of L3, %llu more would pass its limit of %llu",
+                    "this engine leases %llu bytes of L1 and L2 (at most %llu) and %llu of L3 (at "
+                    "most %llu), which leaves no room for a block of this prefix: release some",
+                    (unsigned long long)upper(group->leased_bytes),
+                    (unsigned long long)engine->config.leased_bytes_per_engine_max,
                     (unsigned long long)group->leased_bytes[KVT_TIER_DISK],
-                    (unsigned long long)bytes[KVT_TIER_DISK], (unsigned long long)disk_max);
-        return false;
-    }
-    return true;
+                    (unsigned long long)disk_max(engine));
+    return op->code == KVT_CODE_OK;
 }
 
 struct eng_lease *eng_lease_new(struct kvt_engine *engine, struct eng_session *session,

@@ -1,5 +1,11 @@
 /* Lookup: one walk of the tree, and nothing a block besides. Recency is touched by the tree in the
- * same walk; the lease is counts on the path's nodes; the estimate comes from the breakdown. */
+ * same walk; the lease is counts on the path's nodes; the estimate comes from the breakdown.
+ *
+ * A lease is bounded by what its engine may lease. Where the whole match would pass that, the
+ * answer is a shorter one, which is looked for on the path that was found: its tokens are not
+ * compared again. */
+#include <string.h>
+
 #include "daemon/engine/internal.h"
 
 uint64_t eng_needed_first(const struct eng_ns *ns, uint32_t component, uint64_t blocks)
@@ -46,8 +52,70 @@ static enum kvt_why why_of(const struct kvt_engine *engine, const struct kvt_rad
     return KVT_WHY_NONE;
 }
 
+/* What a lease of the match pins. */
+static void count_bytes(const struct eng_ns *ns, const struct kvt_radix_match *match,
+                        uint64_t ret_bytes[KVT_TIERS_COUNT])
+{
+    for (uint32_t tier = 0; tier < KVT_TIERS_COUNT; tier++) {
+        ret_bytes[tier] = 0;
+        for (uint32_t i = 0; i < ns->components_count; i++)
+            ret_bytes[tier] += (match->components[i].blocks_at[tier] +
+                                match->components[i].blocks_at[tier + KVT_STORE_BITS_DRAINING]) *
+                               eng_cell_bytes(ns, i);
+    }
+}
+
+/* Another boundary on the same path; how far each component would go alone, and why not further,
+ * is as it was. */
+static void set_boundary(struct kvt_radix_match *match, const struct kvt_radix_match *from)
+{
+    match->boundary_tokens = from->boundary_tokens;
+    match->end = from->end;
+    for (uint32_t i = 0; i < KVT_COMPONENTS_MAX; i++) {
+        match->components[i].needed_blocks = from->components[i].needed_blocks;
+        memcpy(match->components[i].blocks_at, from->components[i].blocks_at,
+               sizeof(match->components[i].blocks_at));
+    }
+}
+
+/* Bisects for the greatest boundary whose lease the engine may have: of a model with full
+ * attention more tokens are more bytes; a window's bytes may fall again, where what is found fits,
+ * too. False: nothing fits, because of what it leases already. What would not fit either if it
+ * leased nothing is a miss. */
+static bool shorten(struct kvt_engine *engine, const struct eng_session *session,
+                    const struct kvt_radix_lookup *lookup, struct kvt_radix_match *match)
+{
+    const struct eng_ns *ns = session->ns;
+    struct kvt_radix_lookup on_path = {.prefix = {.ns = lookup->prefix.ns, .after = match->cursor},
+                                       .mask_allowed = lookup->mask_allowed};
+    uint64_t low = 0, high = match->boundary_tokens / ns->block_tokens;
+    struct kvt_radix_match best = {0}, next;
+    uint64_t bytes[KVT_TIERS_COUNT];
+    bool is_alone = session->group->leases_count == 0;
+
+    while (high - low > 1) {
+        uint64_t middle = low + (high - low) / 2;
+
+        on_path.limit_tokens = middle * ns->block_tokens;
+        if (kvt_radix_lookup(engine->radix, &on_path, &next) != 0)
+            return false; /* it was there a moment ago */
+        count_bytes(ns, &next, bytes);
+        if (!eng_lease_fits(engine, session->group, bytes)) {
+            high = next.boundary_tokens / ns->block_tokens;
+            continue;
+        }
+        low = middle;
+        if (next.boundary_tokens > best.boundary_tokens)
+            best = next;
+    }
+    if (best.boundary_tokens == 0 && !is_alone)
+        return false;
+    set_boundary(match, &best);
+    return true;
+}
+
 static void fill_answer(struct kvt_engine *engine, struct kvt_op *op, const struct eng_ns *ns,
-                        const struct kvt_radix_match *match, uint64_t ret_bytes[KVT_TIERS_COUNT])
+                        const struct kvt_radix_match *match)
 {
     struct kvt_ans_lookup *ans = &op->ans.lookup;
     bool wants_why = op->req.lookup.wants_why;
@@ -69,7 +137,6 @@ static void fill_answer(struct kvt_engine *engine, struct kvt_op *op, const stru
 
             ans->components[i].blocks_at[tier] = blocks;
             ans->components[i].tokens_at[tier] = blocks * ns->block_tokens;
-            ret_bytes[tier] += blocks * eng_cell_bytes(ns, i);
         }
         if (wants_why) {
             ans->components[i].why = why_of(engine, match, i);
@@ -147,7 +214,8 @@ void eng_op_lookup(struct kvt_engine *engine, struct kvt_op *op)
     const struct kvt_req_lookup *req = &op->req.lookup;
     struct eng_session *session = eng_session_of(engine, op, &req->session);
     struct kvt_radix_lookup lookup = {.limit_tokens = req->limit_tokens, .is_touch = true};
-    uint64_t bytes[KVT_TIERS_COUNT] = {0}, estimate_ns = 0;
+    uint64_t bytes[KVT_TIERS_COUNT], estimate_ns = 0;
+    bool is_limited = false;
     struct kvt_radix_match match;
     struct eng_prefix where;
 
@@ -170,7 +238,15 @@ void eng_op_lookup(struct kvt_engine *engine, struct kvt_op *op)
                 session->ns->block_tokens * session->ns->block_tokens &&
         eng_park(engine, op))
         return;
-    fill_answer(engine, op, session->ns, &match, bytes);
+    count_bytes(session->ns, &match, bytes);
+    if (req->wants_lease && !eng_lease_fits(engine, session->group, bytes) &&
+        shorten(engine, session, &lookup, &match)) {
+        is_limited = true;
+        count_bytes(session->ns, &match, bytes);
+        eng_count(engine, KVT_COUNTER_LEASES_LIMITED, 1);
+    }
+    fill_answer(engine, op, session->ns, &match);
+    op->ans.lookup.is_lease_limited = is_limited;
     for (uint32_t tier = 0; tier < KVT_TIERS_COUNT; tier++) {
         if (bytes[tier] > 0)
             estimate_ns = kvt_time_add(estimate_ns,

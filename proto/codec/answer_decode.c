@@ -79,6 +79,7 @@ static int decode_lookup(struct kvt_op *op, const uint8_t *at, size_t bytes)
     ans->cursor_tokens = in->cursor_tokens;
     ans->lease_ns = in->lease_ns;
     ans->estimate_us = in->estimate_us;
+    ans->is_lease_limited = in->is_lease_limited;
     return 0;
 }
 

@@ -78,6 +78,7 @@ static ProtobufCMessage *encode_lookup(struct kvt_op *op)
     out->cursor_tokens = ans->cursor_tokens;
     out->lease_ns = ans->lease_ns;
     out->estimate_us = ans->estimate_us;
+    out->is_lease_limited = ans->is_lease_limited;
     return &out->base;
 }
 

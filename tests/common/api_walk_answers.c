@@ -25,6 +25,7 @@ static void walk_ans_lookup(struct api_walk *walk, struct kvt_ans_lookup *ans)
     walk_handle(walk, "lease", &ans->lease);
     U64("lease_ns", &ans->lease_ns);
     U64("estimate_us", &ans->estimate_us);
+    walk_bool(walk, "is_lease_limited", &ans->is_lease_limited);
 }
 
 static void walk_results(struct api_walk *walk, struct kvt_api_results *results, uint32_t count,
