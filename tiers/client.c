@@ -97,6 +97,8 @@ const char *kvt_layout_error_text(int result)
     case KVT_LAYOUT_E_ODD:
         return "the component is quantised, and a piece's 2-byte elements lie at odd addresses: "
                "its offset and its stride must be even";
+    case KVT_LAYOUT_E_OVERLAP:
+        return "two pieces of an engine block share bytes";
     }
     return "unknown result";
 }
@@ -105,6 +107,56 @@ static bool is_same_place(const struct kvt_region *a, const struct kvt_region *b
 {
     return a->is_gpu == b->is_gpu &&
            (!a->is_gpu || (a->gpu_zone == b->gpu_zone && a->incarnation == b->incarnation));
+}
+
+/* ---- pieces that share bytes ----------------------------------------------------------------- */
+
+struct span { /* of a piece in engine block 0 */
+    uint64_t at, end;
+};
+
+static void sift_down(struct span *spans, uint32_t at, uint32_t count)
+{
+    while (2 * at + 1 < count) {
+        uint32_t child = 2 * at + 1;
+        struct span moved = spans[at];
+
+        child += child + 1 < count && spans[child + 1].at > spans[child].at;
+        if (spans[child].at <= moved.at)
+            return;
+        spans[at] = spans[child];
+        spans[child] = moved;
+        at = child;
+    }
+}
+
+static void sort(struct span *spans, uint32_t count)
+{
+    for (uint32_t i = count / 2; i > 0; i--)
+        sift_down(spans, i - 1, count);
+    for (uint32_t end = count; end > 1; end--) {
+        struct span last = spans[end - 1];
+
+        spans[end - 1] = spans[0];
+        spans[0] = last;
+        sift_down(spans, 0, end - 1);
+    }
+}
+
+int kvt_layout_check_apart(const struct kvt_layout *layout)
+{
+    struct span spans[KVT_PIECES_PER_COMPONENT_MAX];
+
+    KVT_ASSERT(layout->pieces_count <= KVT_PIECES_PER_COMPONENT_MAX);
+    for (uint32_t i = 0; i < layout->pieces_count; i++) {
+        spans[i].at = (uint64_t)(uintptr_t)layout->pieces[i].base;
+        spans[i].end = spans[i].at + layout->pieces[i].bytes;
+    }
+    sort(spans, layout->pieces_count);
+    for (uint32_t i = 1; i < layout->pieces_count; i++)
+        if (spans[i].at < spans[i - 1].end)
+            return KVT_LAYOUT_E_OVERLAP;
+    return 0;
 }
 
 int kvt_layout_resolve(struct kvt_layout *layout, const struct kvt_region *regions,

@@ -82,6 +82,7 @@ enum {
     KVT_LAYOUT_E_MIXED = 6,         /* pieces on several GPUs, or on a GPU and in host memory */
     KVT_LAYOUT_E_PLANES = 7,        /* quantised, and a piece is not whole planes */
     KVT_LAYOUT_E_ODD = 8,           /* quantised, and the elements of a piece are not aligned */
+    KVT_LAYOUT_E_OVERLAP = 10,      /* two pieces of an engine block share bytes */
 };
 const char *kvt_layout_error_text(int result);
 
@@ -89,6 +90,12 @@ const char *kvt_layout_error_text(int result);
  * failure. */
 KVT_MUST_USE int kvt_layout_resolve(struct kvt_layout *layout, const struct kvt_region *regions,
                                     uint32_t regions_count, uint64_t expected_payload_bytes);
+
+/* Of a layout that was resolved: 0, or KVT_LAYOUT_E_OVERLAP: whatever is written last is what both
+ * pieces hold. Looked for in engine block 0, by address: regions may lie in one allocation. Ids
+ * that no engine has (a region with room behind its pool) may lead a piece into another's blocks:
+ * that is no reason to refuse the pool. O(n log n). */
+KVT_MUST_USE int kvt_layout_check_apart(const struct kvt_layout *layout);
 
 /* A (block of the daemon) <-> (engine blocks) binding, the client side of one transfer. */
 struct kvt_client_view {

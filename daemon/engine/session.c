@@ -178,6 +178,8 @@ static bool take_layout(struct kvt_op *op, struct eng_session *session,
     r = inline_count > 0 ? KVT_LAYOUT_E_REGION
                          : kvt_layout_resolve(&to->layout, session->regions, session->regions_count,
                                               payload_bytes);
+    if (r == 0)
+        r = kvt_layout_check_apart(&to->layout);
     if (r != 0) {
         kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT, "layout of component %u: %s", from->component,
                     inline_count > 0 ? "pieces in inline and in mapped regions do not mix"

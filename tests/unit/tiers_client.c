@@ -138,8 +138,57 @@ static void test_layout_lies(void **state)
     /* Piece 1: the last block that fits begins at 5000 + n * 64 <= 9950. */
     assert_int_equal(layout.engine_blocks_count, 78);
     assert_ptr_equal(pieces[1].base, memory + 5000);
-    for (int r = 1; r <= KVT_LAYOUT_E_STRIDE; r++)
+    for (int r = 1; r <= KVT_LAYOUT_E_ODD; r++)
         assert_string_not_equal(kvt_layout_error_text(r), "unknown result");
+    assert_string_not_equal(kvt_layout_error_text(KVT_LAYOUT_E_OVERLAP), "unknown result");
+#undef EXPECT
+}
+
+/* Pieces of one engine block that share bytes, found whatever their order and regions are. Others'
+ * blocks may come between: pages with all layers, planes one behind the other, and room behind. */
+static void test_layout_overlap(void **state)
+{
+    static uint8_t memory[40000];
+    struct kvt_region regions[3] = {{.base = memory, .bytes = 40000},
+                                    {.base = memory + 20000, .bytes = 20000},
+                                    {.base = memory, .bytes = 10000}};
+    struct kvt_layout_piece pieces[100];
+    struct kvt_layout layout = {.engine_blocks_per_block = 1, .pieces = pieces};
+
+#define EXPECT(result, payload_bytes)                                                              \
+    do {                                                                                           \
+        assert_int_equal(kvt_layout_resolve(&layout, regions, 3, payload_bytes), 0);               \
+        assert_int_equal(kvt_layout_check_apart(&layout), result);                                 \
+    } while (0)
+    (void)state;
+    for (uint32_t count = 2; count <= 100; count += 7) {
+        layout.pieces_count = count;
+        for (uint32_t i = 0; i < count; i++)
+            pieces[i] = (struct kvt_layout_piece){
+                .bytes = 8, .offset_bytes = i * 37 % count * 8, .stride_bytes = 800};
+        EXPECT(count % 37 == 0 ? KVT_LAYOUT_E_OVERLAP : 0, 8 * count);
+        for (uint32_t i = 0; i < count; i++)
+            pieces[i].offset_bytes = i * 8; /* pages */
+        for (uint32_t i = 0; i < count; i++) {
+            pieces[i].offset_bytes += i == 0 ? 1 : UINT64_MAX; /* one byte over its neighbour */
+            EXPECT(KVT_LAYOUT_E_OVERLAP, 8 * count);
+            pieces[i].offset_bytes -= i == 0 ? 1 : UINT64_MAX;
+        }
+        EXPECT(0, 8 * count);
+    }
+    layout.pieces_count = 2;
+    pieces[0] = (struct kvt_layout_piece){.bytes = 100, .stride_bytes = 100};
+    pieces[1] = (struct kvt_layout_piece){.bytes = 100, .offset_bytes = 10000, .stride_bytes = 100};
+    EXPECT(0, 200);
+    assert_int_equal(layout.engine_blocks_count, 300); /* more than lie before the second's */
+    /* One allocation, two regions of it. */
+    pieces[0].offset_bytes = 20000;
+    pieces[1] = (struct kvt_layout_piece){.region_idx = 1, .bytes = 100, .stride_bytes = 100};
+    EXPECT(KVT_LAYOUT_E_OVERLAP, 200);
+    pieces[0].offset_bytes = 19901;
+    EXPECT(KVT_LAYOUT_E_OVERLAP, 200);
+    pieces[0].offset_bytes = 19900;
+    EXPECT(0, 200);
 #undef EXPECT
 }
 
@@ -357,10 +406,10 @@ static void test_guard_lets_bugs_die(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_region_results),      cmocka_unit_test(test_region_hugetlb),
-        cmocka_unit_test(test_layout_lies),         cmocka_unit_test(test_copy_shapes),
-        cmocka_unit_test(test_blocks_left_alone),   cmocka_unit_test(test_hole_under_copy),
-        cmocka_unit_test(test_guard_lets_bugs_die),
+        cmocka_unit_test(test_region_results),  cmocka_unit_test(test_region_hugetlb),
+        cmocka_unit_test(test_layout_overlap),  cmocka_unit_test(test_layout_lies),
+        cmocka_unit_test(test_copy_shapes),     cmocka_unit_test(test_blocks_left_alone),
+        cmocka_unit_test(test_hole_under_copy), cmocka_unit_test(test_guard_lets_bugs_die),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
