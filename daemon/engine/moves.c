@@ -5,6 +5,8 @@
 
 #include "daemon/engine/internal.h"
 
+static_assert(KVT_ENGINE_BLOCK_NONE == UINT64_MAX, "bytes of all ones: an empty place in a table");
+
 static bool no_room(struct kvt_op *op)
 {
     kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED, "the request needs more than %u bytes",
@@ -71,6 +73,62 @@ static bool ids_are_valid(struct kvt_op *op, const struct eng_moves *moves, uint
     return true;
 }
 
+static bool is_rising(const uint64_t *ids, uint64_t count)
+{
+    uint64_t last = 0;
+
+    for (uint64_t i = 0; i < count; i++) {
+        if (ids[i] == KVT_ENGINE_BLOCK_NONE)
+            continue;
+        if (ids[i] < last)
+            return false;
+        last = ids[i] + 1;
+    }
+    return true;
+}
+
+/* False: @id is in the table, of a power of 2 places, more than half of them empty. */
+static bool enter(uint64_t *table, uint32_t places_log2, uint64_t id)
+{
+    uint64_t mask = (1ull << places_log2) - 1;
+    uint64_t at = id * 0x9e3779b97f4a7c15ull >> (64 - places_log2);
+
+    for (; table[at] != KVT_ENGINE_BLOCK_NONE; at = (at + 1) & mask)
+        if (table[at] == id)
+            return false;
+    table[at] = id;
+    return true;
+}
+
+/* What is written twice holds one of the two afterwards, and both moves would be DONE. Rising ids,
+ * as most are, need no table. */
+static bool ids_are_distinct(struct kvt_op *op, const struct eng_moves *moves, uint64_t count)
+{
+    uint32_t places_log2 = 1;
+    uint64_t *table;
+
+    if (is_rising(moves->engine_blocks, count))
+        return true;
+    while (1ull << places_log2 <= 2 * count)
+        places_log2++;
+    table = kvt_arena_array(op->arena, (size_t)1 << places_log2, sizeof(table[0]));
+    if (table == NULL)
+        return no_room(op);
+    memset(table, 0xff, sizeof(table[0]) << places_log2);
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t id = moves->engine_blocks[i];
+
+        if (id == KVT_ENGINE_BLOCK_NONE || enter(table, places_log2, id))
+            continue;
+        kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT,
+                    "moves.engine_blocks: component %u names engine block %llu twice: a Promote "
+                    "writes each at most once",
+                    moves->component, (unsigned long long)id);
+        return false;
+    }
+    return true;
+}
+
 static bool bind_layout(struct kvt_op *op, const struct eng_run *run, struct eng_moves *moves,
                         uint32_t given)
 {
@@ -90,7 +148,9 @@ static bool bind_layout(struct kvt_op *op, const struct eng_run *run, struct eng
                     given, (unsigned long long)ids);
         return false;
     }
-    return ids_are_valid(op, moves, ids, run->kind == ENG_RUN_PROMOTE);
+    if (run->kind != ENG_RUN_PROMOTE)
+        return ids_are_valid(op, moves, ids, false);
+    return ids_are_valid(op, moves, ids, true) && ids_are_distinct(op, moves, ids);
 }
 
 static bool components_are_valid(struct kvt_op *op, const struct eng_run *run,
