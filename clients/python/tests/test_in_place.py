@@ -18,6 +18,7 @@ from daemon import Daemon
 from engine import BLOCK_BYTES, BLOCK_TOKENS, WAIT_S, wait_until
 from gpu import GpuCache
 from kvtier import cuda
+from kvtier._proto import kvtier_pb2 as pb
 
 BLOCKS = 8
 
@@ -177,7 +178,7 @@ def read_until_lost(
     while time.monotonic() < until_s:
         placed = reading.blocks(0)
         is_right = all(np.array_equal(bytes_of(b), content[b.block_idx]) for b in placed)
-        if not reading.confirm():
+        if not reading.confirm(timeout_s=WAIT_S):
             return confirmed
         assert is_right, "bytes that were confirmed are wrong"
         confirmed += len(placed) > 0
@@ -185,9 +186,16 @@ def read_until_lost(
     raise AssertionError("no GPU was lost")
 
 
-def test_gpu_that_is_lost_under_readers(arenas: cuda.Arenas) -> None:
+def lost_notice(notices: list[Any]) -> Any:
+    return next((n for n in notices if n.kind == pb.Notice.REGIONS_LOST), None)
+
+
+@pytest.mark.parametrize("is_notice_late", [False, True])
+def test_gpu_that_is_lost_under_readers(arenas: cuda.Arenas, is_notice_late: bool) -> None:
     """A reader without memory on a GPU hears of it, too, and stays attached. What it was told to be
-    good is right, and no import of an arena that was lost stays open."""
+    good is right, also when the notice comes after all else, and no import of an arena that was
+    lost stays open."""
+    late: list[Any] = []
     cache = GpuCache(16)
     one = gpu.daemon_on_fake(fake="lose_every=1500,late=1")
     seeds = itertools.count(1)
@@ -198,6 +206,9 @@ def test_gpu_that_is_lost_under_readers(arenas: cuda.Arenas) -> None:
         with kvtier.Client(one.socket, timeout_s=5.0) as client:
             writer = engine.attach(client, cache)
             reader = engine.attach(client, rank=0)
+            hear = reader.on_notice
+            if is_notice_late:
+                reader.on_notice = late.append
             while losses < 3 or confirmed < 20:
                 assert time.monotonic() < until_s, (confirmed, losses)
                 seed = next(seeds)
@@ -216,7 +227,12 @@ def test_gpu_that_is_lost_under_readers(arenas: cuda.Arenas) -> None:
                             lambda: try_store(writer, cache, next(seeds)),
                             until_s,
                         )
-                        wait_until(lambda: reading.is_void)  # the notice comes, too
+                        if is_notice_late:
+                            assert not reading.is_void
+                            wait_until(lambda: lost_notice(late) is not None)
+                            hear(lost_notice(late))
+                            late.clear()
+                        wait_until(lambda: reading.is_void)
                         losses += 1
             print(f"{next(seeds)} stores, {confirmed} times confirmed, {losses} losses")
             assert reader.generation == 1
