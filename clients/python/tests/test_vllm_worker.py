@@ -303,29 +303,58 @@ def test_fenced_store_is_over_before_the_step_is() -> None:
     assert rig.step(stores=[store(1, is_fenced=True)]) == (set(), set(), {1: True})
 
 
-def test_memory_that_the_daemon_refuses_is_replaced() -> None:
-    """No CUDA in the daemon: the same engine goes on through a staging buffer."""
+def gpu_worker(client: FakeClient) -> tuple[WorkerSide, list[bool]]:
+    """One whose memory is a GPU's; and whether each opening came after a refusal."""
 
-    class Refused(SharedKv):
+    class OnGpu(SharedKv):
         name = "cuda_ipc"
 
-    client = FakeClient()
-    client.is_there = False
-    worker = worker_with(client)
     opened: list[bool] = []
 
     def open_memory(layout: KvLayout, is_refused: bool) -> SharedKv:
         opened.append(is_refused)
-        return SharedKv((), layout.layouts) if is_refused else Refused((), layout.layouts)
+        return SharedKv((), layout.layouts) if is_refused else OnGpu((), layout.layouts)
 
+    worker = worker_with(client)
     worker.register(LAYOUT, open_memory)
     worker.begin(KvtierMetadata())
     assert opened == [False]
+    return worker, opened
+
+
+def test_memory_that_the_daemon_refuses_is_replaced() -> None:
+    """No CUDA in the daemon: the same engine goes on through a staging buffer."""
+    client = FakeClient()
+    client.is_there = False
+    worker, opened = gpu_worker(client)
     client.sessions[0].last_error = FailedPrecondition("built without CUDA")
     worker.begin(KvtierMetadata())
     assert opened == [False, True]
     assert len(client.sessions) == 2
     worker.begin(KvtierMetadata())
+    assert len(client.sessions) == 2
+
+
+def test_memory_that_another_daemon_refuses_is_replaced() -> None:
+    """It was started anew, without L1 on that GPU. One refusal between others is none: a daemon
+    that is just being replaced may say so in passing, and staging is for good."""
+    client = FakeClient()
+    worker, opened = gpu_worker(client)
+    session = client.sessions[0]
+    session.attached = False
+    for error in (
+        FailedPrecondition("handle of an earlier daemon"),
+        Unavailable("the GPU is out of service"),
+        FailedPrecondition("no such GPU"),
+        FailedPrecondition("no such GPU"),
+    ):
+        session.last_error = error
+        worker.begin(KvtierMetadata())
+        worker.begin(KvtierMetadata())  # a step that sees the same attempt once more
+    assert opened == [False]
+    session.last_error = FailedPrecondition("no such GPU")
+    worker.begin(KvtierMetadata())
+    assert opened == [False, True]
     assert len(client.sessions) == 2
 
 

@@ -51,6 +51,7 @@ START_WAIT_S = 2.0
 SHUTDOWN_S = 5.0
 SYNC_LOG_S = 10.0
 IDLE_WAIT_S = 0.001
+REFUSALS_MAX = 3
 
 
 class Attacher(Protocol):
@@ -117,6 +118,8 @@ class WorkerSide:
         self._memory: KvMemory | None = None
         self._session: Session | None = None
         self._was_attached: bool | None = None
+        self._refusals = 0  # attempts to attach, one after the other, that the daemon refused
+        self._refusal: KvtierError | None = None
         self._told = ""  # the last trouble with attaching that was logged
         self._running: dict[int, _Running] = {}
         self._reports: dict[int, JobReport] = {}
@@ -145,6 +148,7 @@ class WorkerSide:
         if self._memory is None:
             return
         self._was_attached, self._told = None, ""
+        self._refusals, self._refusal = 0, None
         try:
             self._session = self._client.attach(
                 self._spec,
@@ -336,9 +340,15 @@ class WorkerSide:
         threading.Thread(target=session.close, name="kvtier-close", daemon=True).start()
 
     def _is_memory_refused(self, session: Session) -> bool:
-        return (
-            self._memory is not None
-            and self._memory.name == "cuda_ipc"
-            and session.generation == 0
-            and isinstance(session.last_error, FailedPrecondition | InvalidArgument)
-        )
+        """The daemon does not open this memory. One that never did says so once; one that did, and
+        was started anew without L1 on that GPU, a few times: in the middle of a restart an attempt
+        may be refused in passing."""
+        error = session.last_error
+        if self._memory is None or self._memory.name != "cuda_ipc":
+            return False
+        if not isinstance(error, FailedPrecondition | InvalidArgument):
+            self._refusals, self._refusal = 0, None
+            return False
+        if error is not self._refusal:
+            self._refusals, self._refusal = self._refusals + 1, error
+        return session.generation == 0 or self._refusals >= REFUSALS_MAX
