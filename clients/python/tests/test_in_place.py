@@ -4,6 +4,7 @@ runtime. What is read is compared with what was stored."""
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -100,6 +101,40 @@ def test_lease_is_given_back_whatever_happens(daemon: Daemon, arenas: cuda.Arena
         with kvtier.read_in_place(session, moves(), lease=lease, arenas=arenas) as reading:
             assert reading.blocks(0) == []  # a miss, which is no error
             assert set(reading.outcome.results[0]) == {kvtier.MoveResult.ABORTED}
+    cache.free()
+
+
+def test_scheduler_gives_back_what_workers_hold(daemon: Daemon, arenas: cuda.Arenas) -> None:
+    """A worker's end is its rank's only; the lease, and what is held under it, ends with the last
+    rank, or with the scheduler, which has to insist: it does not know what workers did."""
+    cache = GpuCache(16)
+    spec = engine.spec(ranks=2)
+    with kvtier.Client(daemon.socket) as client:
+        engine_id = os.urandom(16)
+        caches = {"engine_id": engine_id, "spec": spec, "role": kvtier.Role.WORKER}
+        scheduler = engine.attach(client, engine_id=engine_id, spec=spec, rank=-1)
+        workers = [engine.attach(client, cache, rank=rank, **caches) for rank in range(2)]
+        wants = [kvtier.BlockRange(0, 0, BLOCKS)]
+        ticket = scheduler.reserve(engine.tokens(BLOCKS), wants).ticket
+        contents: list[gpu.Bytes] = []
+        for worker in workers:
+            contents.append(cache.fill(0, BLOCKS, len(contents)))
+            stored = [kvtier.Moves(0, range(BLOCKS), engine.ids(0, BLOCKS))]
+            op = worker.demote(stored, ticket=ticket.handle)
+            assert op.wait(WAIT_S)
+            assert op.result.all_done
+        for insists in (False, True):
+            lease = leased(scheduler).handle
+            for worker, content in list(zip(workers, contents, strict=True))[: 1 + (not insists)]:
+                with kvtier.read_in_place(worker, moves(), lease=lease, arenas=arenas) as reading:
+                    for block in reading.blocks(0):
+                        assert np.array_equal(bytes_of(block), content[block.block_idx])
+                    assert reading.confirm()
+            if insists:
+                time.sleep(0.2)
+                assert client.stats().leases == 1
+                scheduler.release(lease, surely=True)
+            wait_until(lambda: client.stats().leases == 0)
     cache.free()
 
 
