@@ -16,7 +16,7 @@ import unittest
 
 KVTIERD = BENCH = ROOT = ""
 SANITIZED = False
-START_S_MAX = STOP_S_MAX = 5.0
+START_S_MAX, STOP_S_MAX = 10.0, 15.0  # a stop that waits for its deadline takes 20
 MIB = 1 << 20
 
 
@@ -202,8 +202,10 @@ class StartAndStop(Base):
             daemon.wait_ready()
         self.check_modes(daemon)
         daemon.process.send_signal(signal.SIGHUP)
-        time.sleep(0.2)
-        self.assertIn("SIGHUP", daemon.log())
+        until = time.monotonic() + 10
+        while "SIGHUP" not in daemon.log():
+            self.assertLess(time.monotonic(), until, daemon.log())
+            time.sleep(0.02)
         status, seconds = daemon.stop()
         self.assertEqual(status, 0, daemon.log())
         self.assertLess(seconds, STOP_S_MAX)
@@ -300,7 +302,7 @@ class StartAndStop(Base):
         for probe in probes:
             probe.close()
         self.assertEqual(status, 0, daemon.log())
-        self.assertLess(seconds, STOP_S_MAX if not SANITIZED else 20)
+        self.assertLess(seconds, STOP_S_MAX)
 
     def test_stop_under_load(self):
         daemon = self.daemon(tiers__l3__path=os.path.join(self.directory, "l3"),

@@ -18,7 +18,7 @@ from engine import BLOCK_TOKENS, WAIT_S, Cache, wait_until
 from kvtier import _attach
 from kvtier._daemon import Process, RegionSocket
 
-LATE_S = 2.0  # how much later than its deadline a call may come back on a busy machine
+LATE_S = 4.0  # how much later than its deadline a call may come back on a busy machine
 
 
 @pytest.fixture
@@ -114,6 +114,7 @@ def test_an_op_of_a_stopped_daemon_is_not_finished(daemon: Daemon, stored: Any) 
     daemon.stop()
     op = session.promote(LOADS, lease=lease, timeout_s=0.2)
     assert not op.wait(0.7)
+    wait_until(lambda: op.result is not None)
     assert isinstance(op.result.error, kvtier.DeadlineExceeded)
     assert not op.finished(), "the request still lies in the daemon's socket"
     daemon.go_on()
