@@ -11,6 +11,7 @@
 #include "daemon/base/hash.h"
 #include "tests/common/cmocka.h"
 #include "tiers/disk/file.h"
+#include "tiers/disk/loop.h"
 
 struct disk_world *disk_world_new(uint32_t devices_count, uint32_t slots, uint64_t payload_bytes)
 {
@@ -228,6 +229,31 @@ void disk_world_sleep(uint64_t ns)
                              .tv_nsec = (long)(ns % KVT_NS_PER_S)};
 
     nanosleep(&pause, NULL);
+}
+
+void disk_world_wait_count(const atomic_uint *counter, unsigned int at_least)
+{
+    for (int i = 0; i < 10000 && atomic_load(counter) < at_least; i++)
+        disk_world_sleep(KVT_NS_PER_MS);
+    assert_true(atomic_load(counter) >= at_least);
+}
+
+void disk_world_wait_taken(struct disk_world *world, uint32_t idx)
+{
+    struct kvt_ring *ring = &kvt_disk_set_device(world->tier, idx)->worker.submissions;
+
+    for (int i = 0; i < 10000 && !kvt_ring_is_drained(ring); i++)
+        disk_world_sleep(KVT_NS_PER_MS);
+    assert_true(kvt_ring_is_drained(ring));
+}
+
+void disk_world_wait_asleep(struct disk_world *world, uint32_t idx)
+{
+    struct kvt_doorbell *bell = &kvt_disk_set_device(world->tier, idx)->worker.bell;
+
+    for (int i = 0; i < 10000 && !atomic_load(&bell->is_armed); i++)
+        disk_world_sleep(KVT_NS_PER_MS);
+    assert_true(atomic_load(&bell->is_armed));
 }
 
 void disk_world_wait_health(const struct kvt_tier_counters *counters, enum kvt_tier_health health)

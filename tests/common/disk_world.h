@@ -55,5 +55,9 @@ uint32_t disk_world_reap_for(struct disk_world *world, uint64_t ns);
 uint32_t disk_world_count(const struct disk_world *world, uint32_t first, uint32_t count,
                           int status);
 void disk_world_sleep(uint64_t ns);
-/* Waits up to 10 s. */
+/* These wait up to 10 s: for a counter of a shim; until the thread of device @idx has taken all
+ * that it was given; until it has nothing to do and sleeps. */
+void disk_world_wait_count(const atomic_uint *counter, unsigned int at_least);
+void disk_world_wait_taken(struct disk_world *world, uint32_t idx);
+void disk_world_wait_asleep(struct disk_world *world, uint32_t idx);
 void disk_world_wait_health(const struct kvt_tier_counters *counters, enum kvt_tier_health health);

@@ -64,7 +64,7 @@ static void stuck_open(struct disk_world *world)
     for (uint32_t i = 0; i < FLIGHTS; i++)
         (void)read_make(world, i);
     disk_world_submit(world, 0, FLIGHTS);
-    disk_world_sleep(20 * KVT_NS_PER_MS);
+    disk_world_wait_count(&world->shims[0].requests[KVT_DISK_OP_READ], FLIGHTS);
 }
 
 /* The shim has no way to wake the thread: a transfer does. */
@@ -165,13 +165,13 @@ static void test_flush_waits_for_its_own(void **state)
 static void test_wakes_seldom(void **state)
 {
     struct disk_world *world = *state;
+    uint64_t first_ns;
     unsigned int waits;
 
     stuck_open(world);
-    for (uint32_t i = 0; i < 300; i++) {
-        (void)read_make(world, 100 + i);
-        world->xfers[100 + i].deadline_ns = ms_from_now(50) + i * (KVT_NS_PER_MS / 6);
-    }
+    first_ns = ms_from_now(50);
+    for (uint32_t i = 0; i < 300; i++)
+        read_make(world, 100 + i)->deadline_ns = first_ns + i * (KVT_NS_PER_MS / 6);
     waits = atomic_load(&world->shims[0].waits);
     disk_world_submit(world, 100, 300);
     disk_world_reap(world, 300);
@@ -360,7 +360,8 @@ static void flush_failure(struct disk_world *world)
     assert_int_equal(atomic_load(&world->tier->counters.health), KVT_TIER_HEALTH_OUT);
     (void)disk_world_flush(world, 0);
     disk_world_submit(world, 0, 1);
-    disk_world_sleep(20 * KVT_NS_PER_MS); /* it failed, and nobody has seen it */
+    disk_world_wait_taken(world, 0);
+    disk_world_wait_asleep(world, 0); /* it failed, and nobody has seen it */
     atomic_store(&shim->flush_result, 0);
     disk_world_sleep(200 * KVT_NS_PER_MS);
     assert_int_equal(atomic_load(&world->tier->counters.health), KVT_TIER_HEALTH_OUT);
@@ -390,6 +391,7 @@ static void test_sync_failure_elsewhere(void **state)
 {
     struct disk_world *world = *state;
     struct kvt_disk *disk;
+    unsigned int requests;
 
     disk_world_open(world);
     disk = kvt_disk_set_device(world->tier, 0);
@@ -406,8 +408,10 @@ static void test_sync_failure_elsewhere(void **state)
     /* A flush of the thread that is good while the other call goes on is not good enough. */
     (void)disk_world_flush(world, 0);
     atomic_store(&world->shims[0].is_holding, true);
+    requests = atomic_load(&world->shims[0].requests[KVT_DISK_OP_FLUSH]);
     disk_world_submit(world, 0, 1);
-    disk_world_sleep(20 * KVT_NS_PER_MS);
+    disk_world_wait_count(&world->shims[0].requests[KVT_DISK_OP_FLUSH], requests + 1);
+    disk_world_sleep(20 * KVT_NS_PER_MS); /* it came back, and is held */
     atomic_store(&world->shims[0].flush_result, -EIO);
     assert_int_equal(kvt_disk_sync(disk), -EIO);
     atomic_store(&world->shims[0].flush_result, 0);
@@ -502,7 +506,7 @@ static void test_sync_beside_failing_flush(void **state)
     atomic_store(&shim->is_holding, true);
     (void)disk_world_flush(world, 0);
     disk_world_submit(world, 0, 1);
-    disk_world_sleep(20 * KVT_NS_PER_MS);
+    disk_world_wait_count(&shim->requests[KVT_DISK_OP_FLUSH], 1);
     assert_int_equal(pthread_create(&thread, NULL, release_soon, shim), 0);
     assert_int_equal(kvt_disk_sync(kvt_disk_set_device(world->tier, 0)), -EIO);
     assert_int_equal(pthread_join(thread, NULL), 0);

@@ -59,6 +59,7 @@ static uint32_t run_in_order(struct disk_world *world, bool is_read)
 
     for (uint32_t i = 0; i < SLOTS; i++)
         (void)make(world, i, is_read, i, i);
+    disk_world_wait_asleep(world, 0); /* so that it sees all of them at once */
     run(world, SLOTS);
     return requests(world, op) - before;
 }
@@ -268,9 +269,9 @@ static void test_foreground_first(void **state)
         world->xfers[i].flags = KVT_XFER_BACKGROUND;
     atomic_store(&world->shims[0].is_holding, true);
     disk_world_submit(world, 0, background);
-    disk_world_sleep(10 * KVT_NS_PER_MS);
+    disk_world_wait_taken(world, 0);
     disk_world_submit(world, background, foreground);
-    disk_world_sleep(10 * KVT_NS_PER_MS);
+    disk_world_wait_taken(world, 0);
     submitted_ns = kvt_clock_mono_ns();
     atomic_store(&world->shims[0].is_holding, false);
     disk_world_reap(world, background + foreground);
@@ -298,6 +299,8 @@ static uint32_t background_in_flight(struct disk_world *world, bool is_reading)
     for (uint32_t i = 0; i < 40; i++)
         make(world, i, false, i * 7 % 40, i)->flags = KVT_XFER_BACKGROUND;
     disk_world_submit(world, 0, 40);
+    disk_world_wait_count(&world->shims[0].requests[KVT_DISK_OP_WRITE],
+                          before + (is_reading ? 1 : 40));
     disk_world_sleep(80 * KVT_NS_PER_MS);
     begun = requests(world, KVT_DISK_OP_WRITE) - before;
     atomic_store(&world->shims[0].is_holding, false);
