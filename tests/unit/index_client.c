@@ -64,7 +64,8 @@ static void test_commits_in_time(void **state)
     helper_world_load(world);
     syncs = atomic_load(&world->syncs);
     helper_world_put_blocks(world, 2, 12000);
-    helper_world_expect(world, KVT_INDEX_EVENT_COMMITTED);
+    if (world->committed_seq == 0) /* and not seen while the ring was full */
+        helper_world_expect(world, KVT_INDEX_EVENT_COMMITTED);
     assert_true(atomic_load(&world->syncs) - syncs <= 4);
     helper_world_sync(world);
     assert_int_equal(world->committed_seq, world->seq);
@@ -78,6 +79,13 @@ static void test_ring_full(void **state)
 
     helper_world_load(world);
     atomic_store(&world->is_sync_held, true);
+    /* From here on the index's thread takes nothing off the ring. */
+    helper_world_put_blocks(world, id, id + 1);
+    id++;
+    for (uint32_t i = 0; !atomic_load(&world->is_in_call); i++) {
+        assert_true(i < 10000);
+        helper_world_pause(1);
+    }
     /* While a block fits, both of its puts are taken. */
     while ((room = kvt_index_room_bytes(world->index)) >= 1024) {
         helper_world_put_blocks(world, id, id + 1);

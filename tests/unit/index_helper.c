@@ -210,7 +210,7 @@ static void test_helper_that_stalls(void **state)
 {
     struct helper_world *world = *state;
 
-    world->config.hang_ns = 300 * KVT_NS_PER_MS;
+    world->config.hang_ns = KVT_NS_PER_S; /* a device that is slow has to be faster */
     for (uint32_t round = 0; round < 2; round++) {
         uint64_t first = round * 100 + 1, before_ns;
 
@@ -223,7 +223,7 @@ static void test_helper_that_stalls(void **state)
         helper_world_expect(world, KVT_INDEX_EVENT_FAILED);
         assert_true(kvt_clock_mono_ns() - before_ns >= world->config.hang_ns);
         assert_int_equal(world->last.error, -ETIMEDOUT);
-        assert_string_equal(world->last.why, "helper did not answer for 0.3 s");
+        assert_string_equal(world->last.why, "helper did not answer for 1.0 s");
         helper_world_close(world);
     }
     helper_world_load(world);
