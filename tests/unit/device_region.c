@@ -260,10 +260,10 @@ static void test_lost(void **state)
     struct kvt_region region;
 
     (void)state;
-    world->config.retry_min_ns = world->config.retry_max_ns = 200 * KVT_NS_PER_MS;
     assert_int_equal(set_world_open(world), 0);
     set_world_attach(world, 0);
     set_world_attach(world, 1);
+    kvt_fake_cuda_set_reset_works(0, false); /* until this test has looked */
     kvt_fake_cuda_lose(0, KVT_CUDA_ECC);
     kvt_fake_cuda_foreign_free(&world->pools[0]);
     world->pools[0] = (struct kvt_fake_cuda_foreign){0};
@@ -274,6 +274,7 @@ static void test_lost(void **state)
     memory = set_world_memory(world, 1);
     assert_int_equal(open_region(world, &memory, &region), 0);
     kvt_device_region_close(world->tier, &region);
+    kvt_fake_cuda_set_reset_works(0, true);
     set_world_await(world, 0, 1);
     /* Of the incarnation before: nothing is closed. */
     region = world->regions[0];
