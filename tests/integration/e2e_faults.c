@@ -130,7 +130,7 @@ static void test_killed_clients(const char *program, const char *self_program, u
             killed_ns = kvt_clock_mono_ns();
             e2e_expect_idle(&engine);
             /* At once, not by a deadline (leases and tickets have 30 s). */
-            CHECK(kvt_clock_mono_ns() - killed_ns < 5 * KVT_NS_PER_S);
+            CHECK(kvt_clock_mono_ns() - killed_ns < 15 * KVT_NS_PER_S);
             CHECK(e2e_stats(&engine, op)->sessions == 1);
             e2e_promote(&engine, tokens, PROMPT_TOKENS, &got);
             CHECK(got.wrong_bytes == 0);
@@ -281,7 +281,10 @@ static bool test_no_room(const char *program)
     }
     (void)snprintf(setting, sizeof(setting), "tiers.l3.path=%s/l3", dir);
     status = e2e_daemon_start_fails(&daemon, program, settings, log, sizeof(log));
-    CHECK(umount(dir) == 0);
+    for (uint32_t waited_ms = 0; umount(dir) != 0; waited_ms += 20) {
+        CHECK(errno == EBUSY && waited_ms < 20000); /* it is let go of a moment after the end */
+        e2e_sleep_ms(20);
+    }
     CHECK(rmdir(dir) == 0);
     if (status == 0 || (strstr(log, "l3") == NULL && strstr(log, "L3") == NULL))
         (void)fprintf(stderr, "%s", log);

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -365,12 +366,13 @@ static void test_stale(void)
                                        .streams_max = 4,
                                        .deadline_ns_max = KVT_NS_PER_S};
     struct kvt_server *server = NULL;
-    struct sockaddr_storage unused;
+    char path[128], lock[136];
     int pid = 0;
 
-    (void)unused;
     setup((struct kvt_server_config){0});
-    config.socket_path = "/tmp/kvt-proto-stale-test";
+    (void)snprintf(path, sizeof(path), "%s/stale", fake.dir);
+    (void)snprintf(lock, sizeof(lock), "%s.lock", path);
+    config.socket_path = path;
     config.service = &fake.service.table;
     pid_t child = spawn_self("bind", config.socket_path);
     CHECK(waitpid(child, NULL, 0) == child);
@@ -381,7 +383,7 @@ static void test_stale(void)
     kvt_server_stop(server, 0);
     kvt_server_close(server);
     CHECK(access(config.socket_path, F_OK) < 0);
-    (void)unlink("/tmp/kvt-proto-stale-test.lock");
+    (void)unlink(lock);
     teardown();
 }
 

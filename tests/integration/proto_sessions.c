@@ -328,8 +328,10 @@ static void test_regions(void)
         CHECK(raw_region(&request, sizeof(request), good, 30) == EINVAL);
         CHECK(raw_region("garbage", 7, good, 1) == EPROTO);
     }
-    (void)usleep(50000);
-    CHECK(open_descriptors() == before); /* none was kept */
+    for (unsigned i = 0; open_descriptors() > before; i++) { /* none is kept */
+        CHECK(i < 1000);
+        (void)usleep(10000);
+    }
     /* more than one may have: refused, and all are closed at the end (teardown compares) */
     for (unsigned i = 0; i < 128; i++)
         CHECK(raw_region(&request, sizeof(request), good, 1) == 0);
@@ -368,11 +370,11 @@ static void test_region_expiry(void)
     uint8_t early[KVT_REGION_TOKEN_BYTES], late[KVT_REGION_TOKEN_BYTES];
     char why[64];
 
-    setup((struct kvt_server_config){.region_ns = KVT_NS_PER_S / 2});
+    setup((struct kvt_server_config){.region_ns = KVT_NS_PER_S});
     CHECK(kvt_client_send_region(client, fd, 8192, early, why, sizeof(why)) == 0);
     attach_region(early, 8192, KVT_CODE_OK);
     CHECK(kvt_client_send_region(client, fd, 8192, late, why, sizeof(why)) == 0);
-    (void)usleep(550000);
+    (void)usleep(1050000);
     attach_region(late, 8192, KVT_CODE_NOT_FOUND); /* before or after it was swept */
     CHECK(fake_wait(&fake.service.regions_closed, 2));
     CHECK(atomic_load(&fake.service.regions_open) == 2);
