@@ -56,7 +56,7 @@ def test_a_daemon_that_is_away_is_not_called() -> None:
     assert rig.ask(request) == (0, False)
     assert rig.compute(request, 40).stores == []
     assert rig.daemon.calls == []
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 5.0
     assert rig.side.stats.counter("stores_skipped", "not_attached") == 1
     rig.daemon.is_up = True
     rig.clock.sleep(stores.RETRY_S)
