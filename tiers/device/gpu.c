@@ -89,6 +89,9 @@ static bool turn_parked(struct kvt_gpu *gpu, uint64_t now_ns)
     bool has_moved;
 
     kvt_gpu_lanes_collect(gpu);
+    /* Taken back since this turn began: what was collected may be of that life. */
+    if (!kvt_gpu_is_parked(gpu))
+        return true;
     has_moved = kvt_gpu_lanes_end_all(gpu, KVT_XFER_OUT_OF_SERVICE, now_ns);
     if (gpu->flights_busy == 0 || (!atomic_load_explicit(&gpu->is_reset, memory_order_acquire) &&
                                    now_ns - gpu->parked_ns < KVT_GPU_HOLD_NS))
