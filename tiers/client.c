@@ -97,6 +97,8 @@ const char *kvt_layout_error_text(int result)
     case KVT_LAYOUT_E_ODD:
         return "the component is quantised, and a piece's 2-byte elements lie at odd addresses: "
                "its offset and its stride must be even";
+    case KVT_LAYOUT_E_LONG:
+        return "the component is quantised, and its pieces are more than 1 GiB a block";
     case KVT_LAYOUT_E_OVERLAP:
         return "two pieces of an engine block share bytes";
     }

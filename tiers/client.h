@@ -82,6 +82,7 @@ enum {
     KVT_LAYOUT_E_MIXED = 6,         /* pieces on several GPUs, or on a GPU and in host memory */
     KVT_LAYOUT_E_PLANES = 7,        /* quantised, and a piece is not whole planes */
     KVT_LAYOUT_E_ODD = 8,           /* quantised, and the elements of a piece are not aligned */
+    KVT_LAYOUT_E_LONG = 9,          /* quantised, and a payload is longer than a shard may be */
     KVT_LAYOUT_E_OVERLAP = 10,      /* two pieces of an engine block share bytes */
 };
 const char *kvt_layout_error_text(int result);

@@ -16,6 +16,11 @@
 
 #include "daemon/base/guard.h"
 #include "daemon/base/hash.h"
+#include "daemon/base/limits.h"
+
+/* Planes are counted in 32 bits, and a launch takes less than 2^31 of their heads: one alone that
+ * does not fit would fail all that are launched with it. An element has 2 bytes. */
+static_assert(KVT_SHARD_BYTES_MAX / 2 < 1ull << 31, "what is not too long can be launched");
 
 int kvt_client_quant_resolve(const struct kvt_layout *layout, const struct kvt_region *regions,
                              uint64_t payload_bytes, uint64_t *ret_stored_bytes)
@@ -24,6 +29,8 @@ int kvt_client_quant_resolve(const struct kvt_layout *layout, const struct kvt_r
 
     if (!kvt_quant_is_valid(&layout->quant))
         return KVT_LAYOUT_E_PLANES;
+    if (payload_bytes > KVT_SHARD_BYTES_MAX)
+        return KVT_LAYOUT_E_LONG;
     plane_bytes = kvt_quant_plane_bytes(&layout->quant);
     for (uint32_t i = 0; i < layout->pieces_count; i++) {
         const struct kvt_layout_piece *piece = &layout->pieces[i];

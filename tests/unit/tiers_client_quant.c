@@ -257,12 +257,20 @@ static void test_layouts_that_lie(void **state)
     region.bytes--;
     EXPECT(384, KVT_LAYOUT_E_ODD);
     region.base = memory;
+    /* Planes of one element, 2^31 of them, were too many for a launch. Nothing is looked at. */
+    region.bytes = 8 * KVT_GIB;
+    layout.quant.plane_tokens = layout.quant.heads = layout.quant.head_dim = 1;
+    pieces[0].bytes = pieces[1].bytes = KVT_GIB;
+    pieces[0].stride_bytes = pieces[1].stride_bytes = KVT_GIB;
+    EXPECT(4 * KVT_GIB, KVT_LAYOUT_E_LONG);
+    region.bytes = sizeof(memory);
     EXPECT(383, KVT_LAYOUT_E_PAYLOAD_BYTES);
     assert_int_equal(kvt_layout_resolve(&layout, &region, 1, 384), 0);
     assert_int_equal(layout.payload_bytes, 384);
     assert_int_equal(layout.stored_bytes, 192 + 6 * 2 * 4);
     assert_string_not_equal(kvt_layout_error_text(KVT_LAYOUT_E_PLANES), "unknown result");
     assert_string_not_equal(kvt_layout_error_text(KVT_LAYOUT_E_ODD), "unknown result");
+    assert_string_not_equal(kvt_layout_error_text(KVT_LAYOUT_E_LONG), "unknown result");
 #undef EXPECT
 }
 
