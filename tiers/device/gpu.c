@@ -22,6 +22,7 @@
 
 #define POLL_MIN_NS (20u * KVT_NS_PER_US)
 #define POLL_MAX_NS (200u * KVT_NS_PER_US)
+#define POLL_HANDS_NS KVT_NS_PER_MS /* what waits may be late meanwhile */
 #define TIMER_SLACK_NS 1000ul
 /* The ledger has an entry for each slot of at least so many bytes. */
 #define LEDGER_SLOT_BYTES (64u * KVT_KIB)
@@ -259,7 +260,7 @@ static void gpu_loop(struct kvt_worker *worker)
             gpu_sleep(gpu, KVT_TIME_NEVER_NS);
             continue;
         }
-        gpu_sleep(gpu, poll_ns);
+        gpu_sleep(gpu, kvt_gpu_cpu_is_all(gpu) ? POLL_HANDS_NS : poll_ns);
         poll_ns = KVT_MIN(poll_ns * 2, POLL_MAX_NS);
     }
 }

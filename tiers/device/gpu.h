@@ -58,9 +58,9 @@ struct kvt_gpu_config {
 #define KVT_GPU_HANG_NS (30u * KVT_NS_PER_S)
 #define KVT_GPU_STREAMS_MAX 4u
 #define KVT_GPU_HANDS_MAX 16u
-/* Some 12 us of one core's hash and check: twice what it costs to give a piece away and to hear of
- * it, with a hand that has to be woken (docs/performance.md). */
-#define KVT_GPU_HAND_BYTES (128u * 1024u)
+/* Some 25 us of one core's hash and check: twice what it costs to give a piece away and to hear of
+ * it, with two threads that have to be woken (docs/performance.md). */
+#define KVT_GPU_HAND_BYTES (256u * 1024u)
 #define KVT_GPU_SLOT_ALIGN_BYTES 4096u /* of the arena's slots */
 
 enum kvt_gpu_path { /* how bytes moved; a transfer of two hops (L2 -> GPU -> pool) counts twice */

@@ -181,6 +181,21 @@ bool kvt_gpu_cpu_collect(struct kvt_gpu *gpu)
     return has_moved;
 }
 
+bool kvt_gpu_cpu_is_all(const struct kvt_gpu *gpu)
+{
+    if (gpu->hands.out_count == 0)
+        return false;
+    for (uint32_t f = 0; f < gpu->flights_count; f++) {
+        const struct kvt_gpu_flight *flight = &gpu->flights[f];
+        bool is_at_hands = is_in(flight) || (flight->state == KVT_GPU_FLIGHT_RUNNING &&
+                                             flight->is_out_ready && flight->pieces_out > 0);
+
+        if (flight->state != KVT_GPU_FLIGHT_FREE && !is_at_hands)
+            return false;
+    }
+    return true;
+}
+
 /* The next piece of @flight, given away or done. False: not now. */
 static bool flight_work(struct kvt_gpu *gpu, struct kvt_gpu_flight *flight, bool *is_done_here)
 {

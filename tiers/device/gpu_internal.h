@@ -279,6 +279,8 @@ void kvt_gpu_queue_begin(struct kvt_gpu_flight *flight);
 bool kvt_gpu_cpu_turn(struct kvt_gpu *gpu);
 /* Takes what hands have done. Likewise. */
 bool kvt_gpu_cpu_collect(struct kvt_gpu *gpu);
+/* All that is under way waits for hands, who ring: no event is to be asked for. */
+bool kvt_gpu_cpu_is_all(const struct kvt_gpu *gpu);
 /* A hand's work; @gpu is a struct kvt_gpu. */
 void kvt_gpu_cpu_work(void *gpu, const struct kvt_gpu_piece *piece);
 
