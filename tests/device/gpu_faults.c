@@ -23,6 +23,7 @@ static bool run_with_fault(uint64_t nth, int error, bool is_sticky, struct sums 
     struct world_options options = {.seed = nth % 8,
                                     .is_host_pinned = nth % 2 == 0,
                                     .has_quant = nth % 3 == 0,
+                                    .cpu_threads = (uint32_t)(nth % 3),
                                     .fail_call = KVT_FAKE_CUDA_ANY,
                                     .fail_nth = nth,
                                     .fail_error = error,
