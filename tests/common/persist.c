@@ -11,43 +11,16 @@ const struct world_config persist_plain = {.seed = 1,
                                            .devices = 1,
                                            .commit_delay_ns_max = 1000000};
 
-static void persist_attach(struct persist *f)
+void persist_restart(struct rig *f, bool is_clean)
 {
-    client_attach(&f->client, &f->world, &f->call, 1, true, 0);
-}
-
-void persist_begin(struct persist *f, const struct world_config *config)
-{
-    world_init(&f->world, config);
-    call_init(&f->call, &f->world);
-    persist_attach(f);
-}
-
-void persist_leave(struct persist *f)
-{
-    client_detach(&f->client, &f->call);
-    client_unmap(&f->client);
-}
-
-void persist_restart(struct persist *f, bool is_clean)
-{
-    persist_leave(f);
+    rig_leave(f);
     world_settle(&f->world);
     world_restart(&f->world, is_clean);
-    persist_attach(f);
-}
-
-void persist_end(struct persist *f)
-{
-    world_check(&f->world);
-    persist_leave(f);
-    world_settle(&f->world);
-    call_deinit(&f->call);
-    world_deinit(&f->world);
+    rig_attach(f);
 }
 
 /* Stores a prompt; answers whether it is durable. */
-bool persist_store(struct persist *f, uint64_t tag, uint32_t blocks, bool wants_durable)
+bool persist_store(struct rig *f, uint64_t tag, uint32_t blocks, bool wants_durable)
 {
     struct kvt_handle ticket = world_reserve(&f->call, &f->client, tag, blocks);
 
@@ -64,7 +37,7 @@ bool persist_store(struct persist *f, uint64_t tag, uint32_t blocks, bool wants_
 }
 
 /* How many blocks of the prompt can be had, each verified. */
-uint32_t persist_fetch(struct persist *f, uint64_t tag, uint32_t blocks)
+uint32_t persist_fetch(struct rig *f, uint64_t tag, uint32_t blocks)
 {
     struct kvt_handle lease = world_lookup(&f->call, &f->client, tag, blocks, true);
     uint32_t hit = (uint32_t)(f->call.op.ans.lookup.boundary_tokens / WORLD_BLOCK_TOKENS), good = 0;
@@ -88,28 +61,17 @@ uint32_t persist_fetch(struct persist *f, uint64_t tag, uint32_t blocks)
         }
         good += is_good;
     }
-    call_begin(&f->call, KVT_OP_RELEASE);
-    f->call.op.req.release.session = f->client.session;
-    f->call.op.req.release.lease = lease;
-    call_run(&f->call);
+    rig_release(f, lease);
     return good;
 }
 
-struct kvt_store_stats persist_stats(struct persist *f)
+void persist_load(struct rig *f)
 {
-    struct kvt_store_stats stats;
-
-    kvt_engine_store_stats(f->world.engine, &stats);
-    return stats;
-}
-
-void persist_load(struct persist *f)
-{
-    while (persist_stats(f).index.is_loading)
+    while (rig_stats(f).index.is_loading)
         world_turn(&f->world);
 }
 
-void persist_reset(struct persist *f)
+void persist_reset(struct rig *f)
 {
     call_begin(&f->call, KVT_OP_RESET);
     f->call.op.is_admin = true;

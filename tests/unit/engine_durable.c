@@ -11,18 +11,18 @@
 
 #define BLOCKS 8u
 
-static void turn_until(struct persist *f, uint64_t end_ns)
+static void turn_until(struct rig *f, uint64_t end_ns)
 {
     while (f->world.now_ns < end_ns)
         world_turn(&f->world);
 }
 
-static void turn_for(struct persist *f, uint64_t ns)
+static void turn_for(struct rig *f, uint64_t ns)
 {
     turn_until(f, f->world.now_ns + ns);
 }
 
-static void evict_all(struct persist *f)
+static void evict_all(struct rig *f)
 {
     call_begin(&f->call, KVT_OP_EVICT);
     f->call.op.req.evict.ns = f->world.ns;
@@ -36,20 +36,20 @@ static void evict_all(struct persist *f)
 static void test_device_that_hangs(void)
 {
     struct world_config config = persist_plain;
-    struct persist f;
+    struct rig f;
 
     config.devices = 2;
     config.ring_bytes = 2048;
     config.lost_after_ns = 3600 * KVT_NS_PER_S;
     config.write_policy = KVT_WRITE_THROUGH;
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     for (uint64_t i = 1; i <= 40; i++)
         CHECK(persist_store(&f, i << 8, 4, true));
     fake_index_hold(f.world.indexes[1], true);
     for (uint64_t i = 41; i <= 60; i++)
         (void)persist_store(&f, i << 8, 4, false);
     turn_for(&f, KVT_NS_PER_S);
-    CHECK(persist_stats(&f).index.waiting > 0); /* some of it is on the one that hangs */
+    CHECK(rig_stats(&f).index.waiting > 0); /* some of it is on the one that hangs */
     fake_tier_set_zone_out(f.world.tiers[KVT_TIER_DISK], 1, true);
     world_turn(&f.world);
     for (uint64_t i = 61; i <= 64; i++) /* not behind what waits there */
@@ -57,7 +57,7 @@ static void test_device_that_hangs(void)
     for (uint64_t round = 0; round < 3; round++) { /* more to forget than its ring and queue hold */
         evict_all(&f);
         turn_for(&f, KVT_NS_PER_S);
-        CHECK(persist_stats(&f).tiers[KVT_TIER_DISK].ready_copies == 0);
+        CHECK(rig_stats(&f).tiers[KVT_TIER_DISK].ready_copies == 0);
         for (uint64_t i = 1; i <= 40; i++)
             CHECK(persist_store(&f, i << 8, 4, true));
     }
@@ -65,7 +65,7 @@ static void test_device_that_hangs(void)
     persist_load(&f);
     for (uint64_t i = 1; i <= 40; i++)
         CHECK(persist_fetch(&f, i << 8, 4) == 4);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 /* An index that is slow and takes nothing for a while: what has to be forgotten waits, and order is
@@ -73,27 +73,27 @@ static void test_device_that_hangs(void)
 static void test_index_that_stands_still(void)
 {
     struct world_config config = persist_plain;
-    struct persist f;
+    struct rig f;
 
     config.l2_bytes = 4u << 20;
     config.l3_bytes = 64u << 20;
     config.ring_bytes = 2048;
     config.write_policy = KVT_WRITE_THROUGH;
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     for (uint64_t i = 1; i <= 300; i++)
         (void)persist_store(&f, i << 8, 12, i == 300);
-    CHECK(persist_stats(&f).index.waiting == 0);
+    CHECK(rig_stats(&f).index.waiting == 0);
     fake_index_hold(f.world.indexes[0], true);
     evict_all(&f);
     turn_for(&f, KVT_NS_PER_S);
-    CHECK(persist_stats(&f).tiers[KVT_TIER_DISK].ready_copies > 0);
+    CHECK(rig_stats(&f).tiers[KVT_TIER_DISK].ready_copies > 0);
     fake_index_hold(f.world.indexes[0], false);
     turn_for(&f, 60 * KVT_NS_PER_S);
-    CHECK(persist_stats(&f).index.stale == 0);
-    CHECK(persist_stats(&f).tiers[KVT_TIER_DISK].ready_copies == 0);
+    CHECK(rig_stats(&f).index.stale == 0);
+    CHECK(rig_stats(&f).tiers[KVT_TIER_DISK].ready_copies == 0);
     CHECK(fake_index_rows_count(f.world.indexes[0]) == 0);
     CHECK(persist_store(&f, 0x101, BLOCKS, true));
-    persist_end(&f);
+    rig_end(&f);
 }
 
 static void delay_first(struct world *world)
@@ -105,29 +105,28 @@ static void test_device_that_is_looked_through(void)
 {
     struct world_config config = persist_plain;
     uint64_t copies;
-    struct persist f;
+    struct rig f;
 
     config.devices = 2;
     config.write_policy = KVT_WRITE_THROUGH;
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     for (uint64_t i = 1; i <= 12; i++)
         CHECK(persist_store(&f, i << 8, 4, true));
-    copies = persist_stats(&f).tiers[KVT_TIER_DISK].ready_copies;
+    copies = rig_stats(&f).tiers[KVT_TIER_DISK].ready_copies;
     f.world.while_dead = delay_first;
     persist_restart(&f, false);
     turn_for(&f, KVT_NS_PER_S);
-    CHECK(persist_stats(&f).index.is_loading);
-    CHECK(persist_stats(&f).index.loaded_copies > 0 &&
-          persist_stats(&f).index.loaded_copies < copies);
+    CHECK(rig_stats(&f).index.is_loading);
+    CHECK(rig_stats(&f).index.loaded_copies > 0 && rig_stats(&f).index.loaded_copies < copies);
     turn_for(&f, 10 * KVT_NS_PER_S); /* nobody waits any more */
     for (uint64_t i = 21; i <= 32; i++)
         CHECK(persist_store(&f, i << 8, 4, true)); /* all of it on the one that is there */
-    CHECK(persist_stats(&f).index.is_loading);
+    CHECK(rig_stats(&f).index.is_loading);
     persist_load(&f);
-    CHECK(persist_stats(&f).index.load_dropped == 0);
+    CHECK(rig_stats(&f).index.load_dropped == 0);
     for (uint64_t i = 1; i <= 12; i++)
         CHECK(persist_fetch(&f, i << 8, 4) == 4 && persist_fetch(&f, (i + 20) << 8, 4) == 4);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 static void take_out(struct world *world)
@@ -138,10 +137,10 @@ static void take_out(struct world *world)
 static void test_device_that_is_out_while_it_is_loaded(void)
 {
     struct world_config config = persist_plain;
-    struct persist f;
+    struct rig f;
 
     config.load_event_ns = KVT_NS_PER_MS;
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     CHECK(persist_store(&f, 0x101, BLOCKS, true));
     f.world.while_dead = take_out;
     persist_restart(&f, false);
@@ -150,17 +149,17 @@ static void test_device_that_is_out_while_it_is_loaded(void)
     fake_tier_set_zone_out(f.world.tiers[KVT_TIER_DISK], 0, false);
     turn_for(&f, KVT_NS_PER_S);
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 /* Nothing is put where no index can tell of it. */
 static void test_index_of_one_of_two_is_lost(void)
 {
     struct world_config config = persist_plain;
-    struct persist f;
+    struct rig f;
 
     config.devices = 2;
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     for (uint64_t i = 1; i <= 8; i++)
         CHECK(persist_store(&f, i << 8, 4, true));
     fake_index_fail(f.world.indexes[0], 11, "helper ended");
@@ -171,7 +170,7 @@ static void test_index_of_one_of_two_is_lost(void)
     persist_load(&f);
     for (uint64_t i = 21; i <= 32; i++)
         CHECK(persist_fetch(&f, i << 8, 4) == 4);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 /* A device lost its index, and a block of it was evicted and stored anew elsewhere: its rows are of
@@ -179,11 +178,11 @@ static void test_index_of_one_of_two_is_lost(void)
 static void test_later_rows_win(void)
 {
     struct world_config config = persist_plain;
-    struct persist f;
+    struct rig f;
 
     config.devices = 2;
     config.lost_after_ns = 3600 * KVT_NS_PER_S;
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     fake_tier_set_zone_out(f.world.tiers[KVT_TIER_DISK], 1, true);
     world_turn(&f.world);
     CHECK(persist_store(&f, 0x101, 1, true));
@@ -198,14 +197,14 @@ static void test_later_rows_win(void)
     CHECK(persist_store(&f, 0x101, BLOCKS, true));
     persist_restart(&f, false);
     persist_load(&f);
-    CHECK(persist_stats(&f).index.load_dropped == 0);
+    CHECK(rig_stats(&f).index.load_dropped == 0);
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 /* ---- refusals -------------------------------------------------------------------------------- */
 
-static struct kvt_handle open_other(struct persist *f, const char *model)
+static struct kvt_handle open_other(struct rig *f, const char *model)
 {
     struct kvt_req_open_namespace *req = &f->call.op.req.open_namespace;
 
@@ -224,24 +223,24 @@ static void test_reset_while_rows_are_refused(void)
 {
     struct world_config config = persist_plain;
     struct kvt_handle other;
-    struct persist f;
+    struct rig f;
 
     config.ring_bytes = 4096;
     config.commit_delay_ns_max = 20 * KVT_NS_PER_MS;
     config.write_policy = KVT_WRITE_THROUGH;
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     other = open_other(&f, "other");
     fake_index_refuse(f.world.indexes[0], 1000);
     for (uint64_t i = 1; i <= 60; i++)
         (void)persist_store(&f, i << 8, BLOCKS, false);
-    CHECK(persist_stats(&f).index.waiting > 100); /* they go on for many commits */
+    CHECK(rig_stats(&f).index.waiting > 100); /* they go on for many commits */
     persist_reset(&f);
     f.call.op.req.reset.ns = other;
     f.call.op.deadline_ns = f.world.now_ns + 300 * KVT_NS_PER_MS;
     call_run(&f.call);
     CHECK_CODE(&f.call.op, KVT_CODE_OK);
-    CHECK(persist_stats(&f).index.waiting > 0);
-    persist_end(&f);
+    CHECK(rig_stats(&f).index.waiting > 0);
+    rig_end(&f);
 }
 
 /* The first blocks of a path were refused, those below came later: nothing is durable that is not
@@ -249,9 +248,9 @@ static void test_reset_while_rows_are_refused(void)
 static void test_rows_below_a_refused_one(void)
 {
     struct world_copies copies = {0};
-    struct persist f;
+    struct rig f;
 
-    persist_begin(&f, &persist_plain);
+    rig_begin(&f, &persist_plain);
     fake_index_refuse(f.world.indexes[0], 1000);
     CHECK(!persist_store(&f, 0x101, 4, true));
     fake_index_refuse(f.world.indexes[0], 0);
@@ -268,28 +267,28 @@ static void test_rows_below_a_refused_one(void)
     persist_restart(&f, false);
     CHECK(persist_fetch(&f, 0x102, BLOCKS) == BLOCKS);
     world_copies_free(&copies);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 static void test_asked_again_after_a_refusal(void)
 {
-    struct persist f;
+    struct rig f;
 
-    persist_begin(&f, &persist_plain);
+    rig_begin(&f, &persist_plain);
     fake_index_refuse(f.world.indexes[0], 1000);
     CHECK(!persist_store(&f, 0x101, BLOCKS, true));
     fake_index_refuse(f.world.indexes[0], 0);
     CHECK(persist_store(&f, 0x101, BLOCKS, true));
     persist_restart(&f, false);
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 static void test_a_drain_tells_what_was_refused(void)
 {
-    struct persist f;
+    struct rig f;
 
-    persist_begin(&f, &persist_plain);
+    rig_begin(&f, &persist_plain);
     fake_index_refuse(f.world.indexes[0], 1000);
     CHECK(!persist_store(&f, 0x101, BLOCKS, true));
     fake_index_refuse(f.world.indexes[0], 0);
@@ -299,16 +298,16 @@ static void test_a_drain_tells_what_was_refused(void)
     CHECK_CODE(&f.call.op, KVT_CODE_OK);
     persist_restart(&f, false);
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 /* ---- records of namespaces ------------------------------------------------------------------- */
 
 static void test_record_that_cannot_be_written(void)
 {
-    struct persist f;
+    struct rig f;
 
-    persist_begin(&f, &persist_plain);
+    rig_begin(&f, &persist_plain);
     CHECK(persist_store(&f, 0x101, BLOCKS, true));
     f.world.device[0].catalog_result = -EIO;
     persist_reset(&f);
@@ -324,34 +323,34 @@ static void test_record_that_cannot_be_written(void)
     persist_restart(&f, false);
     CHECK(f.world.epoch == 3 - 1);
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == 0 && persist_fetch(&f, 0x201, BLOCKS) == BLOCKS);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 static void test_spec_that_no_record_holds(void)
 {
     static char model[9000];
     struct world_config config = persist_plain;
-    struct persist f;
+    struct rig f;
 
     memset(model, 'm', sizeof(model) - 1);
     config.model = model;
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     CHECK(!persist_store(&f, 0x101, BLOCKS, true));
     persist_reset(&f); /* nothing of it can come back */
     call_run(&f.call);
     CHECK_CODE(&f.call.op, KVT_CODE_OK);
     persist_restart(&f, true);
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == 0);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 static void test_reset_waits_for_every_device(void)
 {
     struct world_config config = persist_plain;
-    struct persist f;
+    struct rig f;
 
     config.devices = 2;
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     for (uint32_t held = 0; held < 2; held++) {
         fake_index_hold(f.world.indexes[held], true);
         persist_reset(&f);
@@ -368,18 +367,18 @@ static void test_reset_waits_for_every_device(void)
     call_run(&f.call);
     CHECK_CODE(&f.call.op, KVT_CODE_OK);
     fake_index_hold(f.world.indexes[1], false);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 /* All numbers are taken, and those that neither have sessions nor blocks make way. */
 static void test_numbers_of_idle_namespaces(void)
 {
     struct kvt_handle first;
-    struct persist f;
+    struct rig f;
     char model[32];
     uint64_t epoch;
 
-    persist_begin(&f, &persist_plain); /* number 0, with a session */
+    rig_begin(&f, &persist_plain); /* number 0, with a session */
     first = open_other(&f, "model 1");
     epoch = f.call.op.ans.open_namespace.epoch;
     for (uint32_t i = 2; i < KVT_NAMESPACES_MAX; i++) {
@@ -396,7 +395,7 @@ static void test_numbers_of_idle_namespaces(void)
     call_run(&f.call);
     CHECK(f.call.op.code == KVT_CODE_NOT_FOUND);
     CHECK(persist_store(&f, 0x101, BLOCKS, true));
-    persist_leave(&f); /* number 0 has no sessions, but blocks */
+    rig_leave(&f); /* number 0 has no sessions, but blocks */
     for (uint32_t i = 0; i < 2 * KVT_NAMESPACES_MAX; i++) {
         (void)snprintf(model, sizeof(model), "later %u", i);
         (void)open_other(&f, model);
@@ -406,10 +405,10 @@ static void test_numbers_of_idle_namespaces(void)
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
     persist_restart(&f, false);
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
-    persist_end(&f);
+    rig_end(&f);
 }
 
-static void enter(struct persist *f, const char *model)
+static void enter(struct rig *f, const char *model)
 {
     world_open(&f->world, model);
     client_attach(&f->client, &f->world, &f->call, 1, true, 0);
@@ -421,17 +420,17 @@ static void test_a_namespace_makes_way(void)
 {
     struct world_config config = persist_plain;
     struct kvt_handle old;
-    struct persist f;
+    struct rig f;
 
     config.namespaces_max = 2;
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     CHECK(persist_store(&f, 0x101, BLOCKS, true));
-    persist_leave(&f);
+    rig_leave(&f);
     turn_for(&f, KVT_NS_PER_MS);
     enter(&f, "second");
     old = f.world.ns;
     CHECK(persist_store(&f, 0x201, BLOCKS, true));
-    persist_leave(&f);
+    rig_leave(&f);
     turn_for(&f, KVT_NS_PER_MS);
     enter(&f, "sim"); /* used later than the second one now */
     (void)open_other(&f, "other");
@@ -439,7 +438,7 @@ static void test_a_namespace_makes_way(void)
     (void)open_other(&f, "other"); /* asked again at once: none but that one makes way */
     turn_for(&f, KVT_NS_PER_S);
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
-    persist_leave(&f);
+    rig_leave(&f);
     enter(&f, "third");
     persist_reset(&f);
     f.call.op.req.reset.ns = old;
@@ -447,7 +446,7 @@ static void test_a_namespace_makes_way(void)
     CHECK(f.call.op.code == KVT_CODE_NOT_FOUND);
     CHECK(persist_fetch(&f, 0x201, BLOCKS) == 0);
     CHECK(persist_store(&f, 0x201, BLOCKS, true));
-    persist_leave(&f);
+    rig_leave(&f);
     enter(&f, "sim");
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
     (void)open_other(&f, "second"); /* "third" makes way: it has no engine */
@@ -455,10 +454,10 @@ static void test_a_namespace_makes_way(void)
     turn_for(&f, KVT_NS_PER_S);
     persist_restart(&f, false);
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
-    persist_leave(&f);
+    rig_leave(&f);
     enter(&f, "second"); /* what was forgotten does not come back with the name */
     CHECK(persist_fetch(&f, 0x201, BLOCKS) == 0);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 /* A copy was put, went, and came back to L3: what is committed of the first says nothing about the
@@ -469,11 +468,11 @@ static void test_commit_of_a_copy_before(void)
                                                        KVT_MAINTAIN_SCRUB_STOP};
     struct world_config config = persist_plain;
     struct world_copies copies = {0};
-    struct persist f;
+    struct rig f;
 
     config.write_policy = KVT_WRITE_THROUGH;
     config.commit_delay_ns_max = KVT_NS_PER_S;
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     turn_for(&f, 2 * KVT_NS_PER_S);
     fake_index_hold(f.world.indexes[0], true);
     (void)persist_store(&f, 0x101, 1, false);
@@ -486,13 +485,13 @@ static void test_commit_of_a_copy_before(void)
         call_run(&f.call);
         turn_for(&f, KVT_NS_PER_S);
     }
-    CHECK(persist_stats(&f).tiers[KVT_TIER_DISK].ready_copies == 0);
+    CHECK(rig_stats(&f).tiers[KVT_TIER_DISK].ready_copies == 0);
     world_demote(&f.call, &f.client, KVT_HANDLE_NONE, 0, 1, 0);
     f.call.op.req.demote.prefix = world_prefix(&f.call, 0x101, 1);
     f.call.op.req.demote.wants_durable = true;
     call_submit(&f.call);
     turn_for(&f, KVT_NS_PER_S);
-    CHECK(persist_stats(&f).tiers[KVT_TIER_DISK].ready_copies == 2);
+    CHECK(rig_stats(&f).tiers[KVT_TIER_DISK].ready_copies == 2);
     fake_index_hold(f.world.indexes[0], false);
     for (uint32_t i = 0; i < 3; i++) /* the first commit ends, the second has begun */
         world_turn(&f.world);
@@ -503,7 +502,7 @@ static void test_commit_of_a_copy_before(void)
     world_copies_take(&copies, &f.world);
     CHECK(copies.count == 2);
     world_copies_free(&copies);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 /* ---- what indexes and slots say -------------------------------------------------------------- */
@@ -512,9 +511,9 @@ static void test_commit_of_a_copy_before(void)
  * was seen. */
 static void test_not_durable_before_it_is_seen(void)
 {
-    struct persist f;
+    struct rig f;
 
-    persist_begin(&f, &persist_plain);
+    rig_begin(&f, &persist_plain);
     CHECK(persist_store(&f, 0x101, BLOCKS, true));
     persist_restart(&f, false);
     persist_load(&f);
@@ -526,7 +525,7 @@ static void test_not_durable_before_it_is_seen(void)
     CHECK(persist_store(&f, 0x101, BLOCKS, true)); /* stored anew */
     persist_restart(&f, false);
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 /* A slot with the right numbers, of another parent, whole: not ours all the same. */
@@ -559,22 +558,22 @@ static uint32_t forge(struct world *world)
 
 static void test_slots_of_another_parent(void)
 {
-    struct persist f;
+    struct rig f;
 
-    persist_begin(&f, &persist_plain);
+    rig_begin(&f, &persist_plain);
     CHECK(persist_store(&f, 0x101, BLOCKS, true));
     persist_restart(&f, false);
     persist_load(&f);
     CHECK(forge(&f.world) == BLOCKS - 1);
     CHECK(persist_fetch(&f, 0x101, BLOCKS) <= 1); /* and none is wrong */
-    persist_end(&f);
+    rig_end(&f);
 }
 
 static void test_rows_go_with_their_blocks(void)
 {
-    struct persist f;
+    struct rig f;
 
-    persist_begin(&f, &persist_plain);
+    rig_begin(&f, &persist_plain);
     CHECK(persist_store(&f, 0x101, BLOCKS, true));
     CHECK(fake_index_rows_count(f.world.indexes[0]) == BLOCKS);
     evict_all(&f);
@@ -585,7 +584,7 @@ static void test_rows_go_with_their_blocks(void)
     call_run(&f.call);
     turn_for(&f, KVT_NS_PER_S);
     CHECK(fake_index_rows_count(f.world.indexes[0]) == 0);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 static uint64_t misplaced;
@@ -609,9 +608,9 @@ static void misplace(struct world *world)
 
 static void test_copies_that_do_not_fit_are_dropped(void)
 {
-    struct persist f;
+    struct rig f;
 
-    persist_begin(&f, &persist_plain);
+    rig_begin(&f, &persist_plain);
     CHECK(persist_store(&f, 0x101, BLOCKS, true));
     f.world.while_dead = misplace;
     persist_restart(&f, false);
@@ -619,7 +618,7 @@ static void test_copies_that_do_not_fit_are_dropped(void)
     turn_for(&f, KVT_NS_PER_S);
     CHECK(fake_index_copy(f.world.indexes[0], misplaced, 0) == NULL);
     CHECK(fake_index_row(f.world.indexes[0], misplaced) != NULL);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 static void hold_all(struct world *world)
@@ -633,10 +632,10 @@ static void test_numbers_are_reserved_first(void)
 {
     struct world_config config = persist_plain;
     uint64_t first, next;
-    struct persist f;
+    struct rig f;
 
     config.stamps = 30; /* blocks and copies of eight blocks take three each */
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     turn_for(&f, KVT_NS_PER_S);
     f.world.while_dead = hold_all;
     persist_restart(&f, false);
@@ -653,7 +652,7 @@ static void test_numbers_are_reserved_first(void)
     next = world_stamp_next(&f.world);
     persist_restart(&f, false);
     CHECK(world_stamp_next(&f.world) >= next);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 #define OLD_IDS 4u
@@ -694,10 +693,10 @@ static void add_older(struct world *world)
 static void test_newer_rows_win(bool are_copies)
 {
     struct world_config config = persist_plain;
-    struct persist f;
+    struct rig f;
 
     config.devices = 2;
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     CHECK(persist_store(&f, 0x7700, OLD_IDS, true));
     evict_all(&f);
     CHECK(persist_store(&f, 0x101, 4, true));
@@ -706,7 +705,7 @@ static void test_newer_rows_win(bool are_copies)
     persist_restart(&f, false);
     f.world.while_dead = NULL;
     CHECK(persist_fetch(&f, 0x101, 4) == 4);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 int main(void)

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "tests/common/check.h"
-#include "tests/common/engine_world.h"
+#include "tests/common/engine_rig.h"
 #include "tiers/device/device.h"
 #include "tiers/device/gpu.h"
 
@@ -91,22 +91,6 @@ static const struct kvt_ans_stats *ask(struct call *call)
     return &call->op.ans.stats;
 }
 
-static void store_some(struct world *world, struct call *call)
-{
-    struct client client;
-    struct kvt_handle ticket;
-
-    client_attach(&client, world, call, 1, true, 0);
-    ticket = world_reserve(call, &client, 1, 3);
-    for (uint32_t block = 0; block < 3; block++)
-        client_fill(&client, 0, 1, block, block);
-    world_demote(call, &client, ticket, 0, 3, 0);
-    call_run(call);
-    CHECK_CODE(&call->op, KVT_CODE_OK);
-    client_detach(&client, call);
-    client_unmap(&client);
-}
-
 static void check_first(const struct kvt_api_gpu_stats *gpu)
 {
     CHECK(gpu->index == 0 && gpu->numa_node == -1 && gpu->sm == 90 && gpu->has_ipc);
@@ -124,14 +108,16 @@ static void check_first(const struct kvt_api_gpu_stats *gpu)
     CHECK(strcmp(gpu->paths[KVT_GPU_STAGED_DOWN].name, "staged_down") == 0);
 }
 
-static void test_gpus(struct world *world, struct call *call)
+static void test_gpus(struct rig *rig)
 {
     const struct kvt_ans_stats *stats;
     uint64_t used = 0, errors = 0;
 
-    store_some(world, call);
-    gpus[1].lost_ns = world->now_ns - KVT_NS_PER_S;
-    stats = ask(call);
+    rig_attach(rig);
+    rig_store(rig, 1, 3);
+    rig_leave(rig);
+    gpus[1].lost_ns = rig->world.now_ns - KVT_NS_PER_S;
+    stats = ask(&rig->call);
     CHECK(is(stats->l1.backend, "cuda") && stats->l1.has_cuda && stats->l1.is_export_allowed);
     CHECK(stats->l1.driver_version == 13000 && stats->l1.runtime_version == 12090);
     CHECK(is(stats->l1.pin_why, "no room") && is(stats->l1.why, ""));
@@ -205,21 +191,19 @@ static void test_off(void)
                                         .ranks = 1,
                                         .l1 = {.backend = "cuda", .report = &report}};
     const struct kvt_ans_stats *stats;
-    struct world world;
-    struct call call;
+    struct call *call;
+    struct rig rig;
 
     gpus_count = 0;
-    world_init(&world, &config);
-    call_init(&call, &world);
-    stats = ask(&call);
+    rig_init(&rig, &config);
+    call = &rig.call;
+    stats = ask(call);
     CHECK(is(stats->l1.why, "no NVIDIA driver") && stats->gpus_count == 0);
     CHECK(stats->tiers[KVT_TIER_DEVICE].health == KVT_TIER_HEALTH_OFF);
-    call_begin(&call, KVT_OP_HEALTH);
-    call_run(&call);
-    CHECK(is(call.op.ans.health.degraded, "L1 is off: no NVIDIA driver"));
-    call_deinit(&call);
-    world_settle(&world);
-    world_deinit(&world);
+    call_begin(call, KVT_OP_HEALTH);
+    call_run(call);
+    CHECK(is(call->op.ans.health.degraded, "L1 is off: no NVIDIA driver"));
+    rig_deinit(&rig);
 }
 
 /* As many as can be, and more than that: no list overflows, and nothing else is lost. Then none. */
@@ -253,19 +237,15 @@ int main(void)
         .gpus = GPUS,
         .l1 = {.backend = "cuda", .report = &report, .is_export_allowed = true},
     };
-    struct world world;
-    struct call call;
+    struct rig rig;
 
     make_gpus();
-    world_init(&world, &config);
-    call_init(&call, &world);
-    test_gpus(&world, &call);
-    test_health(&call);
-    test_not_there(&call);
-    test_many(&call);
-    call_deinit(&call);
-    world_settle(&world);
-    world_deinit(&world);
+    rig_init(&rig, &config);
+    test_gpus(&rig);
+    test_health(&rig.call);
+    test_not_there(&rig.call);
+    test_many(&rig.call);
+    rig_deinit(&rig);
     test_off();
     return 0;
 }

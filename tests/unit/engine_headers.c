@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "tests/common/check.h"
-#include "tests/common/engine_world.h"
+#include "tests/common/engine_rig.h"
 
 #define L2_BYTES (1u << 20)
 #define HEADERS_MAX 16u
@@ -11,31 +11,8 @@
 static const struct world_config one_rank = {
     .seed = 7, .l2_bytes = L2_BYTES, .delay_ns_max = 100000, .ranks = 1};
 
-struct fixture {
-    struct world world;
-    struct client client;
-    struct call call;
-};
-
-static void setup(struct fixture *fix)
-{
-    world_init(&fix->world, &one_rank);
-    call_init(&fix->call, &fix->world);
-    client_attach(&fix->client, &fix->world, &fix->call, 1, true, 0);
-}
-
-static void teardown(struct fixture *fix)
-{
-    client_detach(&fix->client, &fix->call);
-    world_settle(&fix->world);
-    world_check(&fix->world);
-    client_unmap(&fix->client);
-    call_deinit(&fix->call);
-    world_deinit(&fix->world);
-}
-
 /* Every whole header in L2; nothing was freed in these worlds. */
-static uint32_t headers(const struct fixture *fix, struct kvt_slot_info ret_infos[HEADERS_MAX])
+static uint32_t headers(const struct rig *rig, struct kvt_slot_info ret_infos[HEADERS_MAX])
 {
     uint32_t count = 0;
 
@@ -43,7 +20,7 @@ static uint32_t headers(const struct fixture *fix, struct kvt_slot_info ret_info
         const uint8_t *tokens;
         struct kvt_slot_info info;
 
-        if (kvt_slot_header_read(fix->world.host_memory + at, L2_BYTES - at, &info, &tokens) !=
+        if (kvt_slot_header_read(rig->world.host_memory + at, L2_BYTES - at, &info, &tokens) !=
             KVT_SLOT_OK)
             continue;
         CHECK(count < HEADERS_MAX);
@@ -52,30 +29,20 @@ static uint32_t headers(const struct fixture *fix, struct kvt_slot_info ret_info
     return count;
 }
 
-static void demote_all(struct fixture *fix, struct kvt_handle ticket, uint64_t first,
-                       uint32_t count)
-{
-    world_demote(&fix->call, &fix->client, ticket, first, count, 0);
-    call_run(&fix->call);
-    CHECK_CODE(&fix->call.op, KVT_CODE_OK);
-    for (uint32_t i = 0; i < count; i++)
-        CHECK(fix->call.op.ans.demote.moves.results[0][i] == KVT_MOVE_DONE);
-}
-
 /* A request by cursor is below the cursor's root, whatever salt it carries. */
 static void test_root_of_a_cursor(void)
 {
     struct kvt_req_reserve *req;
     struct kvt_slot_info infos[HEADERS_MAX];
     struct kvt_handle cursor;
-    struct fixture fix;
+    struct rig rig;
 
-    setup(&fix);
-    req = &fix.call.op.req.reserve;
+    rig_begin(&rig, &one_rank);
+    req = &rig.call.op.req.reserve;
     for (uint64_t first = 0; first < 8; first += 4) {
-        call_begin(&fix.call, KVT_OP_RESERVE);
-        req->session = fix.client.session;
-        req->prefix = world_prefix(&fix.call, 0x101, first + 4);
+        call_begin(&rig.call, KVT_OP_RESERVE);
+        req->session = rig.client.session;
+        req->prefix = world_prefix(&rig.call, 0x101, first + 4);
         if (first == 0) {
             req->prefix.salt = (struct kvt_text){"tenant", 6};
         } else {
@@ -85,15 +52,15 @@ static void test_root_of_a_cursor(void)
         }
         req->wants_count = 1;
         req->wants[0] = (struct kvt_api_range){0, first, first + 4};
-        call_run(&fix.call);
-        CHECK_CODE(&fix.call.op, KVT_CODE_OK);
-        cursor = fix.call.op.ans.reserve.cursor;
-        demote_all(&fix, fix.call.op.ans.reserve.ticket, first, 4);
+        call_run(&rig.call);
+        CHECK_CODE(&rig.call.op, KVT_CODE_OK);
+        cursor = rig.call.op.ans.reserve.cursor;
+        rig_demote(&rig, &rig.client, rig.call.op.ans.reserve.ticket, first, 4);
     }
-    CHECK(headers(&fix, infos) == 8);
+    CHECK(headers(&rig, infos) == 8);
     for (uint32_t i = 1; i < 8; i++)
         CHECK(memcmp(infos[i].root_digest, infos[0].root_digest, KVT_FINGERPRINT_BYTES) == 0);
-    teardown(&fix);
+    rig_end(&rig);
 }
 
 /* Moves that leave most of a long path out find their own blocks. */
@@ -102,28 +69,28 @@ static void test_sparse_moves(void)
     static const uint64_t wanted[] = {0, 3, 511, 512, 700, 1099};
     const uint32_t count = KVT_COUNT_OF(wanted);
     struct kvt_slot_info infos[HEADERS_MAX];
-    struct fixture fix;
+    struct rig rig;
     uint64_t seen = 0;
 
-    setup(&fix);
+    rig_begin(&rig, &one_rank);
     for (uint32_t round = 0; round < 2; round++) {
-        struct kvt_req_demote *req = &fix.call.op.req.demote;
+        struct kvt_req_demote *req = &rig.call.op.req.demote;
 
-        world_demote(&fix.call, &fix.client, KVT_HANDLE_NONE, 0, count, 0);
-        req->prefix = world_prefix(&fix.call, 0x101, 1100);
+        world_demote(&rig.call, &rig.client, KVT_HANDLE_NONE, 0, count, 0);
+        req->prefix = world_prefix(&rig.call, 0x101, 1100);
         req->moves[0].block_idx = wanted;
-        call_run(&fix.call);
-        CHECK_CODE(&fix.call.op, KVT_CODE_OK);
+        call_run(&rig.call);
+        CHECK_CODE(&rig.call.op, KVT_CODE_OK);
         for (uint32_t i = 0; i < count; i++)
-            CHECK(fix.call.op.ans.demote.moves.results[0][i] ==
+            CHECK(rig.call.op.ans.demote.moves.results[0][i] ==
                   (round == 0 ? KVT_MOVE_DONE : KVT_MOVE_PRESENT));
     }
-    CHECK(headers(&fix, infos) == count);
+    CHECK(headers(&rig, infos) == count);
     for (uint32_t i = 0; i < count; i++)
         for (uint32_t k = 0; k < count; k++)
             seen |= (uint64_t)(infos[i].block_idx == wanted[k]) << k;
     CHECK(seen == (1u << count) - 1);
-    teardown(&fix);
+    rig_end(&rig);
 }
 
 int main(void)

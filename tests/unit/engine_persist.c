@@ -16,25 +16,25 @@
 
 static void test_clean_restart(void)
 {
-    struct persist f;
+    struct rig f;
 
-    persist_begin(&f, &persist_plain);
+    rig_begin(&f, &persist_plain);
     (void)persist_store(&f, 0x101, BLOCKS, false); /* in L2 only: the stop writes it back */
     (void)persist_store(&f, 0x102, BLOCKS, false); /* shares the first four blocks */
     persist_restart(&f, true);
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
     CHECK(persist_fetch(&f, 0x102, BLOCKS) == BLOCKS);
-    CHECK(persist_stats(&f).index.loaded_copies > 0 && persist_stats(&f).index.load_dropped == 0);
+    CHECK(rig_stats(&f).index.loaded_copies > 0 && rig_stats(&f).index.load_dropped == 0);
     persist_restart(&f, true); /* and again, from what was loaded */
     CHECK(persist_fetch(&f, 0x102, BLOCKS) == BLOCKS);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 static void test_crash_keeps_what_is_durable(void)
 {
-    struct persist f;
+    struct rig f;
 
-    persist_begin(&f, &persist_plain);
+    rig_begin(&f, &persist_plain);
     CHECK(persist_store(&f, 0x101, BLOCKS, true));
     (void)persist_store(&f, 0x201, BLOCKS, false);
     persist_restart(&f, false);
@@ -44,11 +44,11 @@ static void test_crash_keeps_what_is_durable(void)
     persist_restart(&f, false);
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
     CHECK(persist_fetch(&f, 0x201, BLOCKS) == BLOCKS);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 /* Between tiers too: whether it is the Demote that brings it to L3, or finds it there. */
-static bool lower(struct persist *f, uint64_t tag, uint32_t blocks)
+static bool lower(struct rig *f, uint64_t tag, uint32_t blocks)
 {
     world_demote(&f->call, &f->client, KVT_HANDLE_NONE, 0, blocks, 0);
     f->call.op.req.demote.prefix = world_prefix(&f->call, tag, blocks);
@@ -63,9 +63,9 @@ static bool lower(struct persist *f, uint64_t tag, uint32_t blocks)
 
 static void test_durable_between_tiers(void)
 {
-    struct persist f;
+    struct rig f;
 
-    persist_begin(&f, &persist_plain);
+    rig_begin(&f, &persist_plain);
     CHECK(!persist_store(&f, 0x111, BLOCKS, false));
     CHECK(lower(&f, 0x111, BLOCKS));
     CHECK(lower(&f, 0x111, BLOCKS));
@@ -73,15 +73,15 @@ static void test_durable_between_tiers(void)
     CHECK(persist_fetch(&f, 0x111, BLOCKS) == BLOCKS);
     CHECK(lower(&f, 0x111, BLOCKS));
     CHECK(!lower(&f, 0x999, BLOCKS)); /* of what is nowhere nothing is durable */
-    persist_end(&f);
+    rig_end(&f);
 }
 
 static void test_not_durable_before_the_commit(void)
 {
     struct kvt_handle ticket;
-    struct persist f;
+    struct rig f;
 
-    persist_begin(&f, &persist_plain);
+    rig_begin(&f, &persist_plain);
     fake_index_hold(f.world.indexes[0], true);
     ticket = world_reserve(&f.call, &f.client, 0x101, 4);
     for (uint32_t c = 0; c < 2; c++)
@@ -95,50 +95,50 @@ static void test_not_durable_before_the_commit(void)
     persist_restart(&f, false);
     (void)persist_fetch(&f, 0x101,
                         4); /* any of it may have got there: all that comes is verified */
-    persist_end(&f);
+    rig_end(&f);
 }
 
 static void test_refused_rows_are_not_durable(void)
 {
     struct world_config config = persist_plain;
-    struct persist f;
+    struct rig f;
 
     config.refuse_rate = 1000;
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     CHECK(!persist_store(&f, 0x101, BLOCKS, true));
-    CHECK(persist_stats(&f).index.skipped > 0);
+    CHECK(rig_stats(&f).index.skipped > 0);
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS); /* served as long as this daemon lives */
-    persist_end(&f);
+    rig_end(&f);
 }
 
 /* What the index holds is what L3 holds, after evictions from a small L3. */
 static void test_rows_follow_evictions(void)
 {
     struct world_config config = persist_plain;
-    struct persist f;
+    struct rig f;
     uint64_t copies = 0;
 
     config.l2_bytes = 384u << 10;
     config.l3_bytes = 512u << 10;
     config.write_policy = KVT_WRITE_THROUGH;
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     for (uint64_t i = 0; i < 60; i++)
         (void)persist_store(&f, (i + 1) << 8, BLOCKS, i % 8 == 0);
     persist_restart(&f, true);
-    CHECK(persist_stats(&f).index.load_dropped == 0 && persist_stats(&f).index.stale == 0);
-    copies = persist_stats(&f).index.loaded_copies;
-    CHECK(copies > 0 && copies == persist_stats(&f).tiers[KVT_TIER_DISK].ready_copies);
+    CHECK(rig_stats(&f).index.load_dropped == 0 && rig_stats(&f).index.stale == 0);
+    copies = rig_stats(&f).index.loaded_copies;
+    CHECK(copies > 0 && copies == rig_stats(&f).tiers[KVT_TIER_DISK].ready_copies);
     world_check(&f.world);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 /* ---- reset ----------------------------------------------------------------------------------- */
 
 static void test_reset_is_durable(void)
 {
-    struct persist f;
+    struct rig f;
 
-    persist_begin(&f, &persist_plain);
+    rig_begin(&f, &persist_plain);
     CHECK(persist_store(&f, 0x101, BLOCKS, true));
     persist_reset(&f);
     call_run(&f.call);
@@ -149,14 +149,14 @@ static void test_reset_is_durable(void)
     CHECK(persist_store(&f, 0x101, BLOCKS, true)); /* the new epoch stores anew */
     persist_restart(&f, false);
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 static void test_reset_waits_for_the_disk(void)
 {
-    struct persist f;
+    struct rig f;
 
-    persist_begin(&f, &persist_plain);
+    rig_begin(&f, &persist_plain);
     CHECK(persist_store(&f, 0x101, BLOCKS, true));
     fake_index_hold(f.world.indexes[0], true);
     persist_reset(&f);
@@ -174,7 +174,7 @@ static void test_reset_waits_for_the_disk(void)
     call_run(&f.call);
     CHECK(f.call.op.code == KVT_CODE_DEADLINE_EXCEEDED);
     fake_index_hold(f.world.indexes[0], false);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 /* ---- devices --------------------------------------------------------------------------------- */
@@ -183,11 +183,11 @@ static void test_one_device_of_two_is_lost(void)
 {
     struct world_config config = persist_plain;
     uint32_t before = 0, after = 0;
-    struct persist f;
+    struct rig f;
 
     config.devices = 2;
     config.lost_after_ns = 5 * KVT_NS_PER_S;
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     for (uint64_t i = 0; i < 12; i++)
         CHECK(persist_store(&f, (i + 1) << 8, 4, true));
     persist_restart(&f, false);
@@ -198,7 +198,7 @@ static void test_one_device_of_two_is_lost(void)
     fake_tier_set_zone_out(f.world.tiers[KVT_TIER_DISK], 1, true);
     for (uint64_t end_ns = f.world.now_ns + 6 * KVT_NS_PER_S; f.world.now_ns < end_ns;)
         world_turn(&f.world);
-    CHECK(persist_stats(&f).tiers[KVT_TIER_DISK].dropped[KVT_DROP_LOST] > 0);
+    CHECK(rig_stats(&f).tiers[KVT_TIER_DISK].dropped[KVT_DROP_LOST] > 0);
     for (uint64_t i = 0; i < 12; i++)
         after += persist_fetch(&f, (i + 1) << 8, 4);
     CHECK(after > 0 && after < before && after % 4 == 0); /* runs of four are on one device */
@@ -209,7 +209,7 @@ static void test_one_device_of_two_is_lost(void)
     persist_restart(&f, false);
     for (uint64_t i = 0; i < 12; i++)
         CHECK(persist_fetch(&f, (i + 1) << 8, 4) == 4);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 #define RUN_BLOCKS 4u /* of the world */
@@ -217,7 +217,7 @@ static void test_one_device_of_two_is_lost(void)
 
 /* Pairs of neighbours of a path that are on L3, and how many of them are on devices that follow
  * each other as runs should. */
-static uint32_t count_pairs(const struct persist *f, uint32_t *ret_right)
+static uint32_t count_pairs(const struct rig *f, uint32_t *ret_right)
 {
     uint32_t devices = f->world.config.devices, pairs = 0, right = 0;
 
@@ -246,32 +246,32 @@ static void test_runs_take_turns(void)
 {
     struct world_config config = persist_plain;
     uint32_t pairs, right;
-    struct persist f;
+    struct rig f;
 
     config.devices = 3;
     config.l3_bytes = 9u << 20; /* three equal parts */
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     for (uint64_t i = 0; i < 4; i++)
         CHECK(persist_store(&f, (i + 1) << 8, RUNS_BLOCKS, true));
     pairs = count_pairs(&f, &right);
     CHECK(pairs == 4 * (RUNS_BLOCKS - 1) && right == pairs);
-    persist_end(&f);
+    rig_end(&f);
     config.l2_bytes = 384u << 10; /* what is stored evicts what was, leaf first */
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     for (uint64_t i = 0; i < 12; i++)
         (void)persist_store(&f, (i + 1) << 8, RUNS_BLOCKS, false);
     CHECK(persist_store(&f, 0x9900, 1, true)); /* what was evicted before is in the index then */
     pairs = count_pairs(&f, &right);
     CHECK(pairs > 4 * (RUNS_BLOCKS - 1));
     CHECK(right * 10 >= pairs * 9); /* a window that goes before its block begins a run */
-    persist_end(&f);
+    rig_end(&f);
 }
 
 static void test_index_is_lost(void)
 {
-    struct persist f;
+    struct rig f;
 
-    persist_begin(&f, &persist_plain);
+    rig_begin(&f, &persist_plain);
     CHECK(persist_store(&f, 0x101, BLOCKS, true));
     persist_restart(&f, false);
     persist_load(&f);
@@ -282,7 +282,7 @@ static void test_index_is_lost(void)
     call_run(&f.call);
     CHECK(f.call.op.code == KVT_CODE_UNAVAILABLE); /* nobody could remember it */
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == 0);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 /* ---- loading --------------------------------------------------------------------------------- */
@@ -290,10 +290,10 @@ static void test_index_is_lost(void)
 static void test_lookups_wait_for_the_index(void)
 {
     struct world_config config = persist_plain;
-    struct persist f;
+    struct rig f;
 
     config.load_event_ns = 100 * KVT_NS_PER_MS;
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     CHECK(persist_store(&f, 0x101, BLOCKS, true));
     persist_restart(&f, false);
     call_begin(&f.call, KVT_OP_LOOKUP); /* a short deadline: what is known by then */
@@ -305,7 +305,7 @@ static void test_lookups_wait_for_the_index(void)
     CHECK_CODE(&f.call.op, KVT_CODE_OK);
     CHECK(f.call.op.ans.lookup.boundary_tokens < BLOCKS * WORLD_BLOCK_TOKENS);
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS); /* a long one: everything */
-    persist_end(&f);
+    rig_end(&f);
 }
 
 /* A prompt that was loaded is answered for, whatever is still to come. */
@@ -313,48 +313,48 @@ static void test_lookups_do_not_wait_for_others(void)
 {
     struct world_config config = persist_plain;
     uint64_t started_ns;
-    struct persist f;
+    struct rig f;
 
     config.load_event_ns = 20 * KVT_NS_PER_MS;
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     CHECK(persist_store(&f, 0x101, BLOCKS, true));
     for (uint64_t i = 2; i < 10; i++)
         CHECK(persist_store(&f, i << 8, BLOCKS, true));
     persist_restart(&f, false);
     started_ns = f.world.now_ns;
     CHECK(persist_fetch(&f, 0x900, BLOCKS) == BLOCKS); /* the fake index tells the last one first */
-    CHECK(persist_stats(&f).index.is_loading);
+    CHECK(rig_stats(&f).index.is_loading);
     CHECK(f.world.now_ns - started_ns > 2 * BLOCKS * config.load_event_ns);
     CHECK(persist_fetch(&f, 0x901, BLOCKS) ==
           4); /* nobody knows the rest: that takes all of the index */
-    CHECK(!persist_stats(&f).index.is_loading);
+    CHECK(!rig_stats(&f).index.is_loading);
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 /* However the events of a load fall into turns, and whatever comes in between, nothing is lost. */
 static void test_load_in_slices(void)
 {
     struct world_config config = persist_plain;
-    struct persist f;
+    struct rig f;
 
     config.load_event_ns = 100 * KVT_NS_PER_US;
     config.devices = 2;
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     CHECK(persist_store(&f, 0x101, BLOCKS, true));
     CHECK(persist_store(&f, 0x102, BLOCKS, true)); /* shares the first four blocks */
     CHECK(persist_store(&f, 0x201, BLOCKS, true));
     persist_restart(&f, false);
-    while (persist_stats(&f).index.is_loading) {
+    while (rig_stats(&f).index.is_loading) {
         world_turn(&f.world);
         world_check(&f.world);
     }
-    CHECK(persist_stats(&f).index.load_dropped == 0);
-    CHECK(persist_stats(&f).index.loaded_copies == 2 * (3 * BLOCKS - 4));
+    CHECK(rig_stats(&f).index.load_dropped == 0);
+    CHECK(rig_stats(&f).index.loaded_copies == 2 * (3 * BLOCKS - 4));
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
     CHECK(persist_fetch(&f, 0x102, BLOCKS) == BLOCKS);
     CHECK(persist_fetch(&f, 0x201, BLOCKS) == BLOCKS);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 /* ---- what is said meanwhile ------------------------------------------------------------------ */
@@ -385,12 +385,12 @@ static void test_progress_of_a_scan_is_logged(void)
     struct world_config config = persist_plain;
     struct kvt_index_counters *counters;
     char line[512] = "";
-    struct persist f;
+    struct rig f;
     int fds[2];
 
     CHECK(pipe2(fds, O_NONBLOCK | O_CLOEXEC) == 0);
     config.load_event_ns = 100 * KVT_NS_PER_S;
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     CHECK(persist_store(&f, 0x101, BLOCKS, true));
     persist_restart(&f, false);
     counters = &f.world.open_indexes[0]->counters;
@@ -414,25 +414,25 @@ static void test_progress_of_a_scan_is_logged(void)
     (void)close(fds[1]);
     persist_load(&f);
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 /* What is stored right after a start does not push out what L3 has of the same prefix. */
 static void test_stores_wait_for_the_index(void)
 {
     struct world_config config = persist_plain;
-    struct persist f;
+    struct rig f;
 
     config.load_event_ns = 10 * KVT_NS_PER_MS;
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     CHECK(persist_store(&f, 0x101, BLOCKS, true));
     persist_restart(&f, false);
     (void)persist_store(&f, 0x102, BLOCKS, false); /* shares the first four blocks */
     persist_load(&f);
-    CHECK(persist_stats(&f).index.load_dropped == 0);
+    CHECK(rig_stats(&f).index.load_dropped == 0);
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
     CHECK(persist_fetch(&f, 0x102, BLOCKS) == BLOCKS);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 /* Rows are input: whatever they say, the engine stays whole and serves nothing wrong. */
@@ -471,20 +471,20 @@ static void add_hostile_rows(struct world *world)
 static void test_hostile_rows(void)
 {
     struct world_config config = persist_plain;
-    struct persist f;
+    struct rig f;
 
     config.is_index_lenient = true;
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     CHECK(persist_store(&f, 0x101, BLOCKS, true));
     f.world.while_dead = add_hostile_rows;
     persist_restart(&f, false);
     persist_load(&f);
     (void)persist_fetch(&f, 0x101, BLOCKS);
-    CHECK(persist_stats(&f).index.load_dropped > 0);
+    CHECK(rig_stats(&f).index.load_dropped > 0);
     world_check(&f.world);
     CHECK(persist_store(&f, 0x101, BLOCKS, true));
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 /* After a scan the root is known by the digest of its key only. */
@@ -508,15 +508,15 @@ static void scan_first(struct world *world)
 
 static void test_root_without_its_key(void)
 {
-    struct persist f;
+    struct rig f;
 
-    persist_begin(&f, &persist_plain);
+    rig_begin(&f, &persist_plain);
     CHECK(persist_store(&f, 0x101, BLOCKS, true));
     f.world.while_dead = scan_all;
     persist_restart(&f, false);
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
     CHECK(persist_store(&f, 0x102, BLOCKS, true)); /* below the same root */
-    persist_end(&f);
+    rig_end(&f);
 }
 
 /* Paths run over two devices, and the rows that an index has beside its own blocks are lost with
@@ -524,16 +524,16 @@ static void test_root_without_its_key(void)
 static void test_scan_of_striped_devices(void (*scan)(struct world *world))
 {
     struct world_config config = persist_plain;
-    struct persist f;
+    struct rig f;
 
     config.devices = 2;
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     for (uint64_t i = 0; i < 6; i++)
         CHECK(persist_store(&f, (i + 1) << 8, 12, true)); /* three runs of four each */
     f.world.while_dead = scan;
     persist_restart(&f, false);
     persist_load(&f);
-    CHECK(persist_stats(&f).index.load_dropped == 0);
+    CHECK(rig_stats(&f).index.load_dropped == 0);
     for (uint64_t i = 0; i < 6; i++)
         CHECK(persist_fetch(&f, (i + 1) << 8, 12) == 12);
     world_check(&f.world);
@@ -545,7 +545,7 @@ static void test_scan_of_striped_devices(void (*scan)(struct world *world))
     persist_load(&f);
     for (uint64_t i = 0; i < 6; i++)
         CHECK(persist_fetch(&f, (i + 1) << 8, 12) == 12);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 /* As of a first device that was larger: its slots begin where the second one's data begins now. */
@@ -581,20 +581,20 @@ static void add_rows_behind_the_end(struct world *world)
 static void test_device_that_became_smaller(void)
 {
     struct world_config config = persist_plain;
-    struct persist f;
+    struct rig f;
 
     config.devices = 2;
     config.is_index_lenient = true;
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     for (uint64_t i = 0; i < 6; i++)
         CHECK(persist_store(&f, (i + 1) << 8, 12, true));
     f.world.while_dead = add_rows_behind_the_end;
     persist_restart(&f, false);
     persist_load(&f);
-    CHECK(persist_stats(&f).index.load_dropped >= 64);
+    CHECK(rig_stats(&f).index.load_dropped >= 64);
     for (uint64_t i = 0; i < 6; i++)
         CHECK(persist_fetch(&f, (i + 1) << 8, 12) == 12);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 static void forget_stamps(struct world *world)
@@ -615,9 +615,9 @@ static void forget_stamps(struct world *world)
  * all given before. */
 static void test_catalog_older_than_the_index(void)
 {
-    struct persist f;
+    struct rig f;
 
-    persist_begin(&f, &persist_plain);
+    rig_begin(&f, &persist_plain);
     CHECK(persist_store(&f, 0x101, BLOCKS, true));
     persist_restart(&f, false);
     CHECK(persist_store(&f, 0x202, BLOCKS, true));
@@ -632,7 +632,7 @@ static void test_catalog_older_than_the_index(void)
     }
     persist_restart(&f, false);
     CHECK(persist_fetch(&f, 0x303, BLOCKS) == BLOCKS);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 int main(void)

@@ -115,7 +115,7 @@ static void test_namespaces_differ(struct call *call)
  */
 
 /* A session with an inline region, in which pieces mean nothing but their sizes. */
-static void attach_inline(struct persist *f, const struct kvt_api_piece *pieces, uint32_t count,
+static void attach_inline(struct rig *f, const struct kvt_api_piece *pieces, uint32_t count,
                           uint32_t engine_blocks)
 {
     struct kvt_req_attach *req = &f->call.op.req.attach;
@@ -138,7 +138,7 @@ static void attach_inline(struct persist *f, const struct kvt_api_piece *pieces,
     call_run(&f->call);
 }
 
-static void test_refused_layouts(struct persist *f)
+static void test_refused_layouts(struct rig *f)
 {
     static const struct kvt_api_piece split[] = {{.bytes = 1536, .stride_bytes = 1536},
                                                  {.bytes = 512, .stride_bytes = 512}};
@@ -157,7 +157,7 @@ static void test_refused_layouts(struct persist *f)
 /* ---- payloads ---------------------------------------------------------------------------------
  */
 
-static void test_stats(struct persist *f)
+static void test_stats(struct rig *f)
 {
     const struct kvt_api_ns_stats *ns = f->call.op.ans.stats.namespaces;
     uint64_t stored = 0;
@@ -177,7 +177,7 @@ static void test_stats(struct persist *f)
 }
 
 /* The world's memory raw, piece by piece, as an inline payload has it. */
-static void raw_payload(struct persist *f, uint8_t *ret_raw)
+static void raw_payload(struct rig *f, uint8_t *ret_raw)
 {
     for (uint32_t p = 0; p < WORLD_PIECES; p++)
         memcpy(ret_raw + p * 2048,
@@ -189,7 +189,7 @@ static void raw_payload(struct persist *f, uint8_t *ret_raw)
 static const uint64_t first_block = 0;
 
 /* In through memory, out by a message: the same bytes. */
-static void test_inline_out(struct persist *f, const struct client *session)
+static void test_inline_out(struct rig *f, const struct client *session)
 {
     struct kvt_handle lease = world_lookup(&f->call, &f->client, 0x101, 1, true);
     struct kvt_req_promote *req = &f->call.op.req.promote;
@@ -214,7 +214,7 @@ static void test_inline_out(struct persist *f, const struct client *session)
 }
 
 /* In by a message, out through memory; data whose elements are not aligned are refused. */
-static void test_inline_in(struct persist *f, const struct client *session)
+static void test_inline_in(struct rig *f, const struct client *session)
 {
     struct kvt_handle ticket = world_reserve(&f->call, session, 0x70000, 1);
     uint8_t raw[4097] __attribute__((aligned(8)));
@@ -246,7 +246,7 @@ static void test_inline_in(struct persist *f, const struct client *session)
     CHECK(client_holds(&f->client, 0, 0x70000, 0, 5, 0));
 }
 
-static void test_inline(struct persist *f)
+static void test_inline(struct rig *f)
 {
     static const struct kvt_api_piece pieces[] = {{.bytes = 1024, .stride_bytes = 1024},
                                                   {.bytes = 1024, .stride_bytes = 1024}};
@@ -261,7 +261,7 @@ static void test_inline(struct persist *f)
 }
 
 /* Engine blocks and groups of layers that are not written. */
-static void test_in_part(struct persist *f)
+static void test_in_part(struct rig *f)
 {
     struct kvt_handle lease = world_lookup(&f->call, &f->client, 0x101, BLOCKS, true);
 
@@ -281,11 +281,11 @@ static void test_in_part(struct persist *f)
 static void test_payloads(const struct kvt_api_quant *quant, uint64_t l1_bytes)
 {
     struct world_config config = persist_plain;
-    struct persist f;
+    struct rig f;
 
     config.quant = *quant;
     config.l1_bytes = l1_bytes;
-    persist_begin(&f, &config);
+    rig_begin(&f, &config);
     (void)persist_store(&f, 0x101, BLOCKS, true);
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
     test_in_part(&f);
@@ -296,11 +296,11 @@ static void test_payloads(const struct kvt_api_quant *quant, uint64_t l1_bytes)
     }
     persist_restart(&f, true);
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
-    CHECK(persist_stats(&f).index.loaded_copies > 0 && persist_stats(&f).index.load_dropped == 0);
+    CHECK(rig_stats(&f).index.loaded_copies > 0 && rig_stats(&f).index.load_dropped == 0);
     test_in_part(&f);
     persist_restart(&f, false);
     CHECK(persist_fetch(&f, 0x101, BLOCKS) == BLOCKS);
-    persist_end(&f);
+    rig_end(&f);
 }
 
 /* An engine whose memory is a GPU's: the device tier converts what the others never see raw. */
@@ -314,36 +314,20 @@ static void test_gpu(const struct kvt_api_quant *quant)
                                         .ranks = 1,
                                         .gpus = 2,
                                         .quant = *quant};
-    struct kvt_handle handle;
-    struct client client;
-    struct world world;
-    struct call call;
+    struct kvt_handle lease;
+    struct rig rig;
 
-    world_init(&world, &config);
-    call_init(&call, &world);
-    client_begin_attach_gpu(&client, &world, &call, 1, true, 0, 1);
-    call_run(&call);
-    CHECK_CODE(&call.op, KVT_CODE_OK);
-    client.session = call.op.ans.attach.session;
-    handle = world_reserve(&call, &client, 0x101, BLOCKS);
-    for (uint32_t i = 0; i < BLOCKS; i++)
-        client_fill(&client, 0, 0x101, i, i);
-    world_demote(&call, &client, handle, 0, BLOCKS, 0);
-    call_run(&call);
-    CHECK_CODE(&call.op, KVT_CODE_OK);
-    handle = world_lookup(&call, &client, 0x101, BLOCKS, true);
-    world_promote(&call, &client, handle, 0, BLOCKS, 16);
-    call_run(&call);
-    CHECK_CODE(&call.op, KVT_CODE_OK);
+    rig_begin_gpu(&rig, &config, 1);
+    rig_store(&rig, 0x101, BLOCKS);
+    lease = world_lookup(&rig.call, &rig.client, 0x101, BLOCKS, true);
+    world_promote(&rig.call, &rig.client, lease, 0, BLOCKS, 16);
+    call_run(&rig.call);
+    CHECK_CODE(&rig.call.op, KVT_CODE_OK);
     for (uint32_t i = 0; i < BLOCKS; i++) {
-        CHECK(call.op.ans.promote.moves.results[0][i] == KVT_MOVE_DONE);
-        CHECK(client_holds(&client, 0, 0x101, i, 16 + i, 0));
+        CHECK(rig.call.op.ans.promote.moves.results[0][i] == KVT_MOVE_DONE);
+        CHECK(client_holds(&rig.client, 0, 0x101, i, 16 + i, 0));
     }
-    client_detach(&client, &call);
-    world_settle(&world);
-    client_unmap(&client);
-    call_deinit(&call);
-    world_deinit(&world);
+    rig_end(&rig);
 }
 
 int main(void)

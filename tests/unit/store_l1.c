@@ -80,6 +80,15 @@ static void open_client(struct rig *rig, uint32_t component, uint32_t bytes)
     CHECK(kvt_layout_resolve(layout, &rig->region[component], 1, bytes) == 0);
 }
 
+/* Its memory is a GPU's from here on. */
+static void move_client_to(struct rig *rig, uint32_t zone)
+{
+    for (uint32_t i = 0; i < COMPONENTS; i++) {
+        rig->layout[i].is_gpu = true;
+        rig->layout[i].gpu_zone = zone;
+    }
+}
+
 static void setup(struct rig *rig, uint64_t payload_bytes_max)
 {
     struct kvt_radix_config radix = {
@@ -222,6 +231,17 @@ static struct kvt_cell store_block(struct rig *rig, uint32_t token, uint32_t com
                rig->piece[component].bytes);
         assert_int_equal(run(rig, KVT_JOB_FILL, cell, component, rank), KVT_MOVE_DONE);
     }
+    return cell;
+}
+
+/* In L1 and in L2. */
+static struct kvt_cell store_both(struct rig *rig, uint32_t token)
+{
+    struct kvt_cell cell = store_block(rig, token, 0);
+
+    assert_int_equal(run(rig, KVT_JOB_LOWER, cell, 0, 0), KVT_MOVE_DONE);
+    assert_int_equal(kvt_store_ready_mask(rig->store, cell),
+                     1u << KVT_TIER_DEVICE | 1u << KVT_TIER_HOST);
     return cell;
 }
 
@@ -376,9 +396,7 @@ static void test_below_serves(void **state)
 
     (void)state;
     setup(&rig, 0);
-    cell = store_block(&rig, 3, 0);
-    assert_int_equal(run(&rig, KVT_JOB_LOWER, cell, 0, 0), KVT_MOVE_DONE);
-    assert_int_equal(kvt_store_ready_mask(rig.store, cell), 3);
+    cell = store_both(&rig, 3);
     memset(client_at(&rig, 0, 1), 0, PAYLOAD_BYTES);
     submit(&rig, &at, KVT_JOB_READ, cell, 0, 1);
     fake_tier_lose_zone(rig.tiers[KVT_TIER_DEVICE], 1);
@@ -399,8 +417,7 @@ static void test_cancelled_read(void **state)
 
     (void)state;
     setup(&rig, 0);
-    cell = store_block(&rig, 3, 0);
-    assert_int_equal(run(&rig, KVT_JOB_LOWER, cell, 0, 0), KVT_MOVE_DONE);
+    cell = store_both(&rig, 3);
     submit(&rig, &at, KVT_JOB_READ, cell, 0, 1);
     kvt_store_cancel(rig.store, &at.job);
     fake_tier_lose_zone(rig.tiers[KVT_TIER_DEVICE], 1);
@@ -440,9 +457,8 @@ static void test_copies_under_way(void **state)
 
     (void)state;
     setup(&rig, 0);
-    up = store_block(&rig, 5, 0);
+    up = store_both(&rig, 5);
     down = store_block(&rig, 6, 0);
-    assert_int_equal(run(&rig, KVT_JOB_LOWER, up, 0, 0), KVT_MOVE_DONE);
     fake_tier_lose_zone(rig.tiers[KVT_TIER_DEVICE], 1);
     fake_tier_revive_zone(rig.tiers[KVT_TIER_DEVICE], 1);
     submit(&rig, &lower, KVT_JOB_LOWER, down, 0, 0); /* not seen so far */
@@ -465,10 +481,7 @@ static void test_gpu_client(void **state)
 
     (void)state;
     setup(&rig, PAYLOAD_BYTES);
-    for (uint32_t i = 0; i < COMPONENTS; i++) {
-        rig.layout[i].is_gpu = true;
-        rig.layout[i].gpu_zone = 1;
-    }
+    move_client_to(&rig, 1);
     high = store_block(&rig, 7, 0);
     low = store_block(&rig, 7, 1); /* too large for L1 */
     assert_int_equal(read_block(&rig, high, 7, 0), KVT_MOVE_DONE);
@@ -506,8 +519,7 @@ static void test_errors(void **state)
 
     (void)state;
     setup(&rig, PAYLOAD_BYTES);
-    rig.layout[0].is_gpu = rig.layout[1].is_gpu = true;
-    rig.layout[0].gpu_zone = rig.layout[1].gpu_zone = 1;
+    move_client_to(&rig, 1);
     high = store_block(&rig, 9, 0);
     low = store_block(&rig, 9, 1); /* in L2 alone */
     fake_tier_fail(rig.tiers[KVT_TIER_DEVICE], 3);
