@@ -4,6 +4,7 @@
 
 #define UNITS_MAX (1ull << 31) /* of work in one job: kernels count them in 32 bits */
 #define UNIT_BYTES_MIN 64u
+#define JOBS_MAX (1u << 31) /* fewer: kernels step through them by up to 4,096, in 32 bits */
 
 int kvt_args_copy(const struct kvt_copy_batch *batch)
 {
@@ -11,7 +12,9 @@ int kvt_args_copy(const struct kvt_copy_batch *batch)
 
     if (batch->jobs_count == 0)
         return 0;
-    if (batch->jobs == 0 || batch->pieces_max == 0 || batch->blocks_max == 0)
+    if (batch->jobs == 0 || batch->jobs_count >= JOBS_MAX)
+        return -EINVAL;
+    if (batch->pieces_max == 0 || batch->blocks_max == 0)
         return -EINVAL;
     if (batch->piece_bytes_max == 0 || batch->piece_bytes_max > KVT_COPY_PIECE_BYTES_MAX)
         return -EINVAL;
@@ -50,7 +53,7 @@ int kvt_args_check(const struct kvt_check_batch *batch)
 {
     if (batch->jobs_count == 0 || batch->bytes_max == 0)
         return 0;
-    return batch->jobs == 0 ? -EINVAL : 0;
+    return batch->jobs == 0 || batch->jobs_count >= JOBS_MAX ? -EINVAL : 0;
 }
 
 int kvt_jobs_check(const struct kvt_check_batch *batch)
@@ -75,7 +78,7 @@ int kvt_args_quant(const struct kvt_quant_batch *batch)
         return -EINVAL;
     if (batch->jobs_count == 0)
         return 0;
-    if (batch->jobs == 0 || batch->planes_max == 0)
+    if (batch->jobs == 0 || batch->jobs_count >= JOBS_MAX || batch->planes_max == 0)
         return -EINVAL;
     return (uint64_t)batch->planes_max * spec->heads < UNITS_MAX ? 0 : -EINVAL;
 }

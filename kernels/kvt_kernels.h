@@ -14,8 +14,8 @@
  * Addresses are uint64_t: of the device for CUDA (or of mapped pinned host memory), of this process
  * for the others. No CUDA type appears here; a stream is CUDA's handle, which the host ignores.
  *
- * Results: 0: queued (host: done). -EINVAL: the arguments make no sense, nothing was queued.
- * Positive: CUDA's error number. Any thread, one at a time a stream. */
+ * Results: 0: queued (host: done). -EINVAL: the arguments make no sense, nothing was queued (also
+ * of 2^31 jobs and more). Positive: CUDA's error number. Any thread, one at a time a stream. */
 #pragma once
 
 #include "daemon/base/def.h"
