@@ -180,13 +180,24 @@ static void open_indexes(struct world *world, struct kvt_engine_config *engine,
     }
 }
 
-/* The handle of such memory is a memfd, the UUID its GPU's number. As with CUDA it stays when the
- * engine has let it go. */
+static uint8_t *map_handle(struct world *world, const struct kvt_device_memory *memory)
+{
+    void *base;
+    int memfd;
+
+    (void)world;
+    memcpy(&memfd, memory->handle, sizeof(memfd));
+    base = mmap(NULL, memory->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
+    CHECK(base != MAP_FAILED);
+    return base;
+}
+
+/* The handle of such memory is a memfd (or the test's), the UUID its GPU's number. As with CUDA it
+ * stays when the engine has let it go. */
 static int gpu_open(void *ctx, const struct kvt_device_memory *memory,
                     struct kvt_region *ret_region, char ret_why[KVT_DEVICE_WHY_BYTES])
 {
     struct world *world = ctx;
-    int memfd;
     uint8_t *base;
 
     if (world->config.before_gpu_open != NULL)
@@ -195,11 +206,14 @@ static int gpu_open(void *ctx, const struct kvt_device_memory *memory,
         (void)snprintf(ret_why, KVT_DEVICE_WHY_BYTES, "result %d", world->gpu_open_result);
         return world->gpu_open_result;
     }
+    if (memory->uuid[0] >= world->config.gpus)
+        return KVT_REGION_E_NO_GPU;
     if (fake_tier_is_zone_out(world->tiers[KVT_TIER_DEVICE], memory->uuid[0]))
         return KVT_REGION_E_LOST;
-    memcpy(&memfd, memory->handle, sizeof(memfd));
-    base = mmap(NULL, memory->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
-    CHECK(base != MAP_FAILED && memory->offset_bytes == 0);
+    if (memory->offset_bytes != 0)
+        return KVT_REGION_E_OUTSIDE;
+    base = world->config.gpu_memory != NULL ? world->config.gpu_memory(world, memory)
+                                            : map_handle(world, memory);
     *ret_region = (struct kvt_region){
         .base = base,
         .bytes = memory->bytes,
@@ -216,7 +230,9 @@ static void gpu_close(void *ctx, struct kvt_region *region)
 {
     struct world *world = ctx;
 
-    CHECK(region->is_gpu && munmap(region->base, region->bytes) == 0);
+    CHECK(region->is_gpu);
+    if (world->config.gpu_memory == NULL)
+        CHECK(munmap(region->base, region->bytes) == 0);
     world->gpu_regions--;
     *region = (struct kvt_region){0};
 }

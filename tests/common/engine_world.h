@@ -48,6 +48,8 @@ struct world_config {
     struct kvt_doorbell *doorbell; /* for kvt_engine_run; NULL: world_turn */
     /* Called before memory on a GPU is opened, by the thread that opens it. */
     void (*before_gpu_open)(struct world *world);
+    /* Where that memory lies, which stays the test's; NULL: the handle is a memfd, to be mapped. */
+    uint8_t *(*gpu_memory)(struct world *world, const struct kvt_device_memory *memory);
     struct kvt_engine_l1 l1; /* for Stats */
 };
 

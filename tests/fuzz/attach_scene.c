@@ -24,6 +24,7 @@
 #define GUARD 0xa5
 #define REGION_BYTES_MAX 16384u
 #define PIECE_BYTES_MAX 400u
+#define GAP_BYTES_MAX 600u
 
 /* ---- input ------------------------------------------------------------------------------------
  */
@@ -65,13 +66,47 @@ uint64_t scene_wild(struct scene_input *input, uint64_t bound)
 /* ---- geometry ---------------------------------------------------------------------------------
  */
 
-static void take_region(struct scene_region *region, struct scene_input *input)
+/* Half of the scenes are on GPUs. Of those, an eighth meets a daemon that has none, and half lose
+ * one at some time. */
+static void take_gpus(struct scene *scene, struct scene_input *input)
+{
+    uint8_t how = scene_u8(input), loss;
+
+    scene->is_on_gpus = how >= 0x80 && how < 0xe8;
+    scene->has_gpus = scene->is_on_gpus && how % 8 != 0;
+    if (!scene->is_on_gpus)
+        return;
+    scene->gpu = how / 8 % SCENE_GPUS;
+    loss = scene_u8(input);
+    if (loss % 2 != 0)
+        return;
+    scene->loss = (enum scene_loss)(loss / 2 % SCENE_LOSSES);
+    scene->lost_gpu = loss % 32 < 24 ? scene->gpu : 1 - scene->gpu;
+}
+
+static void take_gpu(struct scene *scene, struct scene_region *region, struct scene_input *input)
+{
+    uint8_t which = scene_u8(input);
+
+    region->kind = KVT_REGION_CUDA_IPC;
+    region->gpu = scene->gpu;
+    if (which >= 0xf8)
+        region->gpu = SCENE_NO_SUCH_GPU;
+    else if (which >= 0xe8)
+        region->gpu = 1 - scene->gpu;
+    else if (which >= 0xe0)
+        region->offset_bytes = 1 + scene_wild(input, REGION_BYTES_MAX);
+}
+
+static void take_region(struct scene *scene, struct scene_region *region, struct scene_input *input)
 {
     uint8_t kind = scene_u8(input);
 
     region->bytes = 1 + scene_below(input, REGION_BYTES_MAX);
-    if (kind >= 0xf8) {
-        region->kind = kind >= 0xfc ? KVT_REGION_CUDA_IPC : KVT_REGION_INLINE;
+    if (kind >= 0xfc || (scene->is_on_gpus && kind >= 0x10 && kind < 0xf8)) {
+        take_gpu(scene, region, input);
+    } else if (kind >= 0xf8) {
+        region->kind = KVT_REGION_INLINE;
         input->was_wild = true;
     }
     region->block = malloc(region->bytes + 2 * GUARD_BYTES);
@@ -112,10 +147,40 @@ static void take_quant(struct scene *scene, uint32_t i, uint8_t kinds, struct sc
     }
 }
 
+/* Honest pieces lie one behind the other in their regions: @used bytes of each. */
+static bool is_full(const struct scene *scene, const uint64_t *used)
+{
+    for (uint32_t i = 0; i < scene->regions_count; i++)
+        if (used[i] >= scene->regions[i].bytes)
+            return true;
+    return false;
+}
+
+static void take_piece(const struct scene *scene, struct kvt_api_piece *piece, uint64_t *used,
+                       struct scene_input *input)
+{
+    uint64_t room = REGION_BYTES_MAX, first = 0;
+
+    piece->region_idx = (uint32_t)scene_wild(input, scene->regions_count);
+    if (piece->region_idx < scene->regions_count) {
+        first = used[piece->region_idx];
+        room = scene->regions[piece->region_idx].bytes - first;
+    }
+    piece->bytes = 1 + (uint32_t)scene_wild(input, KVT_MIN(room, (uint64_t)PIECE_BYTES_MAX));
+    piece->offset_bytes =
+        first + scene_wild(input, piece->bytes <= room
+                                      ? KVT_MIN(room - piece->bytes + 1, (uint64_t)GAP_BYTES_MAX)
+                                      : 1);
+    piece->stride_bytes = piece->bytes + scene_wild(input, 200);
+    if (piece->region_idx < scene->regions_count)
+        used[piece->region_idx] =
+            KVT_MIN(KVT_MAX(first, piece->offset_bytes) + piece->bytes, first + room);
+}
+
 static void take_layout(struct scene *scene, uint32_t i, struct scene_input *input)
 {
     struct kvt_api_layout *layout = &scene->layouts[i];
-    uint64_t payload_bytes = 0;
+    uint64_t used[SCENE_REGIONS_MAX] = {0}, payload_bytes = 0;
     uint8_t kinds;
 
     layout->component = scene_u8(input) < 0xf8 ? i : (uint32_t)scene_wild(input, 3);
@@ -125,15 +190,10 @@ static void take_layout(struct scene *scene, uint32_t i, struct scene_input *inp
     layout->pieces_count = 1 + (uint32_t)scene_below(input, SCENE_PIECES_MAX);
     layout->pieces = scene->pieces[i];
     for (uint32_t p = 0; p < layout->pieces_count; p++) {
-        struct kvt_api_piece *piece = &scene->pieces[i][p];
-        uint64_t room;
-
-        piece->region_idx = (uint32_t)scene_wild(input, scene->regions_count);
-        room = piece->region_idx < scene->regions_count ? scene->regions[piece->region_idx].bytes
-                                                        : REGION_BYTES_MAX;
-        piece->bytes = 1 + (uint32_t)scene_wild(input, KVT_MIN(room, (uint64_t)PIECE_BYTES_MAX));
-        piece->offset_bytes = scene_wild(input, piece->bytes <= room ? room - piece->bytes + 1 : 1);
-        piece->stride_bytes = piece->bytes + scene_wild(input, 200);
+        if (p > 0 && is_full(scene, used))
+            layout->pieces_count = p;
+        else
+            take_piece(scene, &scene->pieces[i][p], used, input);
     }
     kinds = scene_u8(input);
     if (kinds >= 0xc0 && kinds < 0xfa)
@@ -150,12 +210,13 @@ static void take_layout(struct scene *scene, uint32_t i, struct scene_input *inp
 void scene_init(struct scene *scene, struct scene_input *input)
 {
     memset(scene, 0, sizeof(*scene));
+    take_gpus(scene, input);
     scene->regions_count = 1 + (uint32_t)scene_below(input, SCENE_REGIONS_MAX);
     scene->components_count = 1 + (uint32_t)scene_below(input, SCENE_COMPONENTS_MAX);
     scene->blocks = 1 + (uint32_t)scene_below(input, SCENE_BLOCKS_MAX);
     scene->layouts_count = scene->components_count;
     for (uint32_t i = 0; i < scene->regions_count; i++)
-        take_region(&scene->regions[i], input);
+        take_region(scene, &scene->regions[i], input);
     for (uint32_t i = 0; i < scene->components_count; i++)
         take_layout(scene, i, input);
 }
@@ -175,22 +236,88 @@ void scene_deinit(struct scene *scene)
             free(scene->payload[c][b]);
 }
 
+/* Where byte 0 of piece @piece of engine block @id is, in its region; may lie anywhere. */
+static unsigned __int128 place_of(const struct kvt_api_piece *piece, uint64_t id)
+{
+    return piece->offset_bytes + (unsigned __int128)id * piece->stride_bytes;
+}
+
+/* In the order of the regions, as they are opened: the first one that cannot be is told of. */
+enum kvt_code scene_gpu_code(const struct scene *scene)
+{
+    bool is_lost = scene->loss == SCENE_LOSS_BEFORE, was_opened = false;
+
+    for (uint32_t i = 0; i < scene->regions_count; i++) {
+        const struct scene_region *region = &scene->regions[i];
+
+        if (region->kind != KVT_REGION_CUDA_IPC)
+            continue;
+        if (!scene->has_gpus || region->gpu == SCENE_NO_SUCH_GPU)
+            return KVT_CODE_FAILED_PRECONDITION;
+        if (is_lost && region->gpu == scene->lost_gpu)
+            return KVT_CODE_UNAVAILABLE;
+        if (region->offset_bytes != 0)
+            return KVT_CODE_INVALID_ARGUMENT;
+        if (scene->loss == SCENE_LOSS_WHILE_OPENING && region->gpu == scene->lost_gpu)
+            was_opened = is_lost = true;
+    }
+    return was_opened ? KVT_CODE_UNAVAILABLE : KVT_CODE_OK;
+}
+
+static bool do_pieces_meet(const struct kvt_api_piece *a, const struct kvt_api_piece *b)
+{
+    return a->region_idx == b->region_idx && a->offset_bytes < place_of(b, 0) + b->bytes &&
+           b->offset_bytes < place_of(a, 0) + a->bytes;
+}
+
+bool scene_has_overlap(const struct scene *scene)
+{
+    for (uint32_t i = 0; i < scene->layouts_count; i++) {
+        const struct kvt_api_layout *layout = &scene->layouts[i];
+
+        for (uint32_t p = 0; p < layout->pieces_count; p++) {
+            const struct kvt_api_piece *piece = &layout->pieces[p];
+
+            if (piece->region_idx >= scene->regions_count ||
+                scene->regions[piece->region_idx].kind == KVT_REGION_INLINE)
+                continue;
+            for (uint32_t other = 0; other < p; other++)
+                if (do_pieces_meet(piece, &layout->pieces[other]))
+                    return true;
+        }
+    }
+    return false;
+}
+
+bool scene_is_mixed(const struct scene *scene)
+{
+    for (uint32_t i = 0; i < scene->layouts_count; i++) {
+        const struct kvt_api_layout *layout = &scene->layouts[i];
+        const struct scene_region *first = NULL;
+
+        for (uint32_t p = 0; p < layout->pieces_count; p++) {
+            uint32_t idx = layout->pieces[p].region_idx;
+            const struct scene_region *region =
+                idx < scene->regions_count ? &scene->regions[idx] : NULL;
+
+            first = first != NULL ? first : region;
+            if (region != NULL && (region->kind != first->kind || region->gpu != first->gpu))
+                return true;
+        }
+    }
+    return false;
+}
+
 const struct kvt_api_layout *scene_layout(const struct scene *scene, uint32_t component)
 {
     for (uint32_t i = 0; i < scene->layouts_count; i++) {
         const struct kvt_api_layout *layout = &scene->layouts[i];
 
         if (layout->component == component &&
-            scene->regions[layout->pieces[0].region_idx].kind == KVT_REGION_MEMFD)
+            scene->regions[layout->pieces[0].region_idx].kind != KVT_REGION_INLINE)
             return layout;
     }
     return NULL;
-}
-
-/* Where byte 0 of piece @piece of engine block @id is, in its region; may lie anywhere. */
-static unsigned __int128 place_of(const struct kvt_api_piece *piece, uint64_t id)
-{
-    return piece->offset_bytes + (unsigned __int128)id * piece->stride_bytes;
 }
 
 static bool is_inside(const struct scene *scene, const struct kvt_api_layout *layout, uint64_t id)

@@ -26,13 +26,29 @@ uint64_t scene_below(struct scene_input *input, uint64_t bound); /* 0 when @boun
 /* As scene_below, but now and then at the bound, a little beyond it, or anything. */
 uint64_t scene_wild(struct scene_input *input, uint64_t bound);
 
+/* A scene on GPUs: whether the daemon has any, and when one of them is lost. */
+#define SCENE_GPUS 2u
+#define SCENE_NO_SUCH_GPU SCENE_GPUS
+enum scene_loss {
+    SCENE_LOSS_NONE,
+    SCENE_LOSS_BEFORE,        /* before the session attaches */
+    SCENE_LOSS_WHILE_OPENING, /* behind the back of who opens its memory */
+    SCENE_LOSS_ATTACHED,      /* when it has attached */
+    SCENE_LOSS_DEMOTING,      /* while its blocks are stored */
+    SCENE_LOSS_DEMOTED,       /* when they are */
+    SCENE_LOSS_PROMOTING,     /* while they come back */
+    SCENE_LOSSES
+};
+
 struct scene_region {
     uint8_t *block; /* with its guards */
     uint8_t *memory;
     uint64_t bytes;
     enum kvt_region_kind kind;
-    uint8_t *expected; /* what a byte must be after a Promote, if it was written once */
-    uint8_t *writers;  /* how many moves may have written it; 2: or more */
+    uint32_t gpu;          /* of a KVT_REGION_CUDA_IPC: its number, or SCENE_NO_SUCH_GPU */
+    uint64_t offset_bytes; /* likewise: in an allocation; beyond it if not 0 */
+    uint8_t *expected;     /* what a byte must be after a Promote, if it was written once */
+    uint8_t *writers;      /* how many moves may have written it; 2: or more */
 };
 
 struct scene {
@@ -44,10 +60,22 @@ struct scene {
     struct kvt_api_quant quant[SCENE_COMPONENTS_MAX];
     uint8_t *payload[SCENE_COMPONENTS_MAX][SCENE_BLOCKS_MAX]; /* stored; NULL: not */
     uint32_t blocks;
+    bool is_on_gpus;        /* most of its memory is */
+    bool has_gpus;          /* the daemon */
+    uint32_t gpu, lost_gpu; /* where its memory is, but for now and then; and which one is lost */
+    enum scene_loss loss;
 };
 
 void scene_init(struct scene *scene, struct scene_input *input);
 void scene_deinit(struct scene *scene);
+
+/* What the daemon has to answer an Attach with because of memory on GPUs: KVT_CODE_OK when nothing
+ * is wrong with that, and another layout or request than an honest one may be refused still. */
+enum kvt_code scene_gpu_code(const struct scene *scene);
+/* A layout whose pieces lie on two GPUs, or on one and in the host's memory. */
+bool scene_is_mixed(const struct scene *scene);
+/* A layout of which two pieces share bytes in one engine block: no honest one. */
+bool scene_has_overlap(const struct scene *scene);
 
 /* The layout of a component whose pieces lie in mapped regions; NULL: there is none. */
 const struct kvt_api_layout *scene_layout(const struct scene *scene, uint32_t component);
