@@ -84,7 +84,7 @@ def test_bytes_that_differ_are_bad(
     daemon: Daemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The test can fail: here the load goes to other blocks than those that are compared."""
-    monkeypatch.setattr(np, "arange", lambda *_, dtype: [0] * doctor._BLOCKS)
+    monkeypatch.setattr(np, "arange", lambda *_, dtype: list(range(doctor._BLOCKS)))
     status, said = run(capsys, "doctor", "--socket", daemon.socket)
     assert status == 1
     assert "other bytes came back" in said["self-test"]
