@@ -4,7 +4,8 @@
  *   gpu_model threads SEED COUNT   with the GPU's own thread, and a thread that does its work
  *   gpu_model kernels SEED COUNT   with the source of the GPU's kernels, on host threads
  *   gpu_model mutants COUNT     in the build with wait_dropped.c: each wait in turn is dropped, and
- *                               within COUNT seeds the model must see it */
+ *                               within COUNT seeds the model must see it
+ *   gpu_model table COUNT       the same, where the model sees device memory by the table only */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -63,7 +64,7 @@ static int run(uint64_t seed, uint64_t count, bool is_threaded, bool has_shim)
 }
 
 /* 0: the model saw nothing. */
-static int run_mutant(enum kvt_gpu_wait wait, uint64_t seed)
+static int run_mutant(enum kvt_gpu_wait wait, uint64_t seed, bool is_by_table)
 {
     int status = 0;
     pid_t child;
@@ -79,6 +80,7 @@ static int run_mutant(enum kvt_gpu_wait wait, uint64_t seed)
         /* A loss would hide nothing, but ends transfers early. */
         options.lose_every = wait == KVT_GPU_WAIT_HANDS_LOSS ? 40 : 0;
         options.is_landing_late = false;
+        options.is_by_table = is_by_table;
         kvt_gpu_wait_dropped = wait;
         run_one(&options, TRANSFERS, sums);
         _exit(0);
@@ -88,7 +90,7 @@ static int run_mutant(enum kvt_gpu_wait wait, uint64_t seed)
     return status;
 }
 
-static int mutants(uint64_t count)
+static int mutants(uint64_t count, bool is_by_table)
 {
     static const char *const names[] = {"finish", "staging filled", "staging free", "lists",
                                         "check",  "hands: in",      "hands: out",   "hands: loss"};
@@ -96,14 +98,14 @@ static int mutants(uint64_t count)
 
     static_assert(KVT_COUNT_OF(names) == KVT_GPU_WAITS, "a name each");
     /* Without a mutation this build is as good as the other. */
-    if (run_mutant(KVT_GPU_WAITS, 1) != 0) {
+    if (run_mutant(KVT_GPU_WAITS, 1, is_by_table) != 0) {
         printf("the build with nothing dropped fails\n");
         return 1;
     }
     for (uint32_t wait = 0; wait < KVT_GPU_WAITS; wait++) {
         uint64_t seed = 1;
 
-        while (seed <= count && run_mutant((enum kvt_gpu_wait)wait, seed) == 0)
+        while (seed <= count && run_mutant((enum kvt_gpu_wait)wait, seed, is_by_table) == 0)
             seed++;
         if (seed <= count) {
             printf("dropped \"%s\": seen with seed %" PRIu64 "\n", names[wait], seed);
@@ -118,14 +120,16 @@ static int mutants(uint64_t count)
 int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "mutants") == 0)
-        return mutants(strtoull(argv[2], NULL, 10));
+        return mutants(strtoull(argv[2], NULL, 10), false);
+    if (argc == 3 && strcmp(argv[1], "table") == 0)
+        return mutants(strtoull(argv[2], NULL, 10), true);
     if (argc == 4 && strcmp(argv[1], "run") == 0)
         return run(strtoull(argv[2], NULL, 10), strtoull(argv[3], NULL, 10), false, false);
     if (argc == 4 && strcmp(argv[1], "threads") == 0)
         return run(strtoull(argv[2], NULL, 10), strtoull(argv[3], NULL, 10), true, false);
     if (argc == 4 && strcmp(argv[1], "kernels") == 0)
         return run(strtoull(argv[2], NULL, 10), strtoull(argv[3], NULL, 10), false, true);
-    fprintf(stderr,
-            "usage: run SEED COUNT | kernels SEED COUNT | threads SEED COUNT | mutants COUNT\n");
+    fprintf(stderr, "usage: run SEED COUNT | kernels SEED COUNT | threads SEED COUNT | mutants "
+                    "COUNT | table COUNT\n");
     return 2;
 }

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include "daemon/base/clock.h"
+#include "tests/device/model_machine.h"
 #include "tests/device/model_world_internal.h"
 
 #define ARENA_BYTES KVT_HUGE_PAGE_BYTES
@@ -42,9 +43,10 @@ uint64_t world_random(struct world *world, uint64_t below)
 
 /* ---- the life of the world ------------------------------------------------------------------- */
 
-static void set_current(struct world *world, int device)
+static void set_current(struct world *world, uint32_t device)
 {
-    (void)world->calls->set_device(device); /* a loss is told again by what follows */
+    (void)world->calls->set_device(
+        world->devices[device]); /* a loss is told again by what follows */
 }
 
 /* Memory of clients that is a GPU's is opened for the GPU's incarnation. */
@@ -60,8 +62,11 @@ static void clients_attach(struct world *world, uint32_t device)
 
         if (client->device != device || (c == 0 && world->is_client_freed))
             continue;
-        set_current(world, (int)device);
-        error = world->calls->ipc_open(client->foreign.handle, &client->address);
+        set_current(world, device);
+        /* By the table it is memory of this process: CUDA does not open a handle of its own. */
+        error = world->options.is_by_table
+                    ? KVT_CUDA_OK
+                    : world->calls->ipc_open(client->foreign.handle, &client->address);
         if (error != KVT_CUDA_OK)
             world_fail(world, "ipc_open: %d", error);
         region.base = (uint8_t *)(uintptr_t)client->address;
@@ -104,20 +109,6 @@ void world_places_init(struct world *world)
         }
 }
 
-static void fake_open(const struct world_options *options)
-{
-    struct kvt_fake_cuda_config fake = {.seed = options->seed,
-                                        .devices_count = 2,
-                                        .kernels = options->kernels != NULL ? options->kernels
-                                                                            : kvt_kernels_host(),
-                                        .is_landing_late = options->is_landing_late,
-                                        .has_executor = options->is_threaded};
-
-    for (uint32_t i = 0; i < 2; i++)
-        fake.devices[i].bytes = 32 * KVT_MIB;
-    kvt_fake_cuda_init(&fake);
-}
-
 bool world_open(struct world *world, const struct world_options *options)
 {
     int r, error;
@@ -125,8 +116,8 @@ bool world_open(struct world *world, const struct world_options *options)
     memset(world, 0, sizeof(*world));
     world->options = *options;
     world->random = (options->seed + 1) * 0x9e3779b97f4a7c15ull;
-    fake_open(options);
-    world->calls = kvt_cuda_calls();
+    world_machine_open(world);
+    world_table_open(world);
     world->zones_count = 1;
     world->host_memory =
         mmap(NULL, KVT_HUGE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -134,6 +125,7 @@ bool world_open(struct world *world, const struct world_options *options)
         abort();
     world->config = (struct kvt_gpu_config){
         .calls = world->calls,
+        .device = world->devices[0],
         .arena_bytes = ARENA_BYTES,
         .base_bytes = 64 * KVT_MIB,
         .staging_bytes = STAGING_BYTES,
@@ -149,13 +141,13 @@ bool world_open(struct world *world, const struct world_options *options)
         .doorbell = &world->bell,
         .is_by_hand = !options->is_threaded,
     };
-    (void)world->calls->device_info(0, &world->config.info);
+    (void)world->calls->device_info(world->devices[0], &world->config.info);
     for (uint32_t c = 0; c < WORLD_CLIENTS; c++)
         world_client_init(world, c);
     pin_host(world);
     clients_attach(world, 0);
     clients_attach(world, 1);
-    kvt_fake_cuda_fail(options->fail_call, options->fail_nth, options->fail_error);
+    world_machine_plan(options->fail_call, options->fail_nth, options->fail_error);
     r = kvt_gpu_open(&world->gpu, &world->config, &error);
     if (r != 0) {
         if (!options->is_error_expected || world->gpu != NULL || (r == -EIO && error == 0))
@@ -176,11 +168,14 @@ bool world_open(struct world *world, const struct world_options *options)
 /* A device that is lost does none of it: its reset will. */
 static void detach(struct world *world)
 {
-    kvt_fake_cuda_fail(KVT_FAKE_CUDA_ANY, 0, 0);
+    world_machine_plan(KVT_FAKE_CUDA_ANY, 0, 0);
     for (uint32_t c = 0; c < WORLD_CLIENTS; c++) {
         struct world_client *client = &world->clients[c];
 
-        if (client->device == 1) {
+        if (world->options.is_by_table) {
+            if (client->device != KVT_GPU_NONE)
+                world_table_pool_free(world, client);
+        } else if (client->device == 1) {
             set_current(world, 1);
             if (world->calls->ipc_close(client->address) != KVT_CUDA_OK)
                 world_fail(world, "ipc_close");
@@ -188,7 +183,8 @@ static void detach(struct world *world)
     }
     set_current(world, 0);
     for (uint32_t c = 0; c < WORLD_CLIENTS; c++)
-        if (world->clients[c].device == 0 && (c > 0 || !world->is_client_freed))
+        if (!world->options.is_by_table && world->clients[c].device == 0 &&
+            (c > 0 || !world->is_client_freed))
             (void)world->calls->ipc_close(world->clients[c].address);
     if (world->options.is_host_pinned)
         (void)world->calls->unpin(world->host_memory);
@@ -199,15 +195,16 @@ void world_close(struct world *world)
     bool is_lost = world->gpu != NULL && world_is_lost(world);
 
     world->gpu = kvt_gpu_close(world->gpu);
-    world->has_failed = kvt_fake_cuda_has_failed();
+    world->has_failed = world_machine_has_failed();
     detach(world);
+    world_table_close(world);
     /* What was lost nobody can free but a reset. */
     if (is_lost || world->options.is_sticky_expected) {
         set_current(world, 0);
         if (world->calls->device_reset() != KVT_CUDA_OK)
             world_fail(world, "a reset does not help");
     }
-    kvt_fake_cuda_deinit();
+    world_machine_close();
     for (uint32_t c = 0; c < WORLD_CLIENTS; c++) {
         free(world->clients[c].shadow);
         if (world->clients[c].device == KVT_GPU_NONE)
@@ -317,17 +314,17 @@ void world_recover(struct world *world)
         if (turns++ == TURNS_MAX)
             world_fail(world, "%u transfers do not come back after a loss", world->inflight);
     }
-    kvt_fake_cuda_pause_fail(true);
+    world_machine_pause_plan(true);
     pin_host(world);
     clients_attach(world, 0);
-    kvt_fake_cuda_pause_fail(false);
+    world_machine_pause_plan(false);
     for (uint32_t i = 0; i < WORLD_SLOTS; i++)
         world_forget(world, &world->places[i]);
 }
 
 void world_lose(struct world *world, int error)
 {
-    kvt_fake_cuda_lose(0, error);
+    world_machine_lose(error);
     for (uint32_t i = 0; !world_is_lost(world); i++) {
         world_turn(world);
         /* An idle thread makes no call: whoever sees the loss tells it. */

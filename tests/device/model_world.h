@@ -1,4 +1,5 @@
-/* One GPU of L1 over the fake, and a naive model of what has to be where.
+/* One GPU of L1, and a naive model of what has to be where. Over the fake, or over a GPU
+ * (model_machine.h).
  *
  *   places    slots of the arena, slots of L2, blocks of engines' pools (on the GPU, on another
  *             GPU, in host memory)
@@ -22,14 +23,15 @@
 #define WORLD_PIECES_MAX 8u
 #define WORLD_BLOCKS_MAX 3u
 #define WORLD_INFLIGHT 24u
+#define WORLD_DEVICES_MAX 2u /* the GPU of L1, and one that has only pools of engines */
 
 struct world_client {
     struct kvt_layout layout;
     struct kvt_layout_piece pieces[WORLD_PIECES_MAX];
     uint64_t groups[WORLD_GROUPS][WORLD_BLOCKS_MAX]; /* engine blocks of each */
-    struct kvt_fake_cuda_foreign foreign;
-    uint32_t device; /* KVT_GPU_NONE: host memory */
-    uint8_t *memory, *shadow;
+    struct kvt_fake_cuda_foreign foreign;            /* not by the table */
+    uint32_t device;                                 /* of the world's; KVT_GPU_NONE: host memory */
+    uint8_t *memory, *shadow;                        /* memory: by the table a mirror of it */
     uint64_t bytes, address;
     uint32_t spec;
 };
@@ -60,7 +62,9 @@ struct world_op {
 struct world_options {
     uint64_t seed;
     bool is_host_pinned, is_landing_late, is_threaded, has_quant;
-    const struct kvt_kernels *kernels; /* NULL: the host's */
+    bool is_by_table; /* the test reaches device memory by copies only, and nothing is lost */
+    int device;       /* CUDA's index of the GPU of L1; the fake's: 0 */
+    const struct kvt_kernels *kernels; /* of the fake; NULL: the host's */
     uint32_t lose_every;               /* transfers, about; 0: never */
     uint32_t cpu_threads;              /* of the GPU; each may have any work, be it ever so small */
     /* A call that fails, from kvt_gpu_open on. */
@@ -82,9 +86,17 @@ struct world_zone { /* a GPU of L1 */
 };
 #define WORLD_ZONES_MAX 3u
 
+struct world_table { /* of is_by_table: model_world_table.c */
+    void *streams[WORLD_DEVICES_MAX], *events[WORLD_DEVICES_MAX];
+    uint8_t *mirror; /* of one slot of the arena, pinned */
+};
+
 struct world {
     struct world_options options;
     const struct kvt_cuda_calls *calls;
+    int devices[WORLD_DEVICES_MAX]; /* CUDA's indices */
+    uint32_t devices_count;
+    struct world_table table;
     struct kvt_doorbell bell;
     struct kvt_gpu *gpu;
     struct kvt_gpu_config config;
@@ -103,7 +115,7 @@ struct world {
     uint64_t submitted, reaped, done, lost, late, failed, bad, clients_gone;
 };
 
-/* Sets up the fake and the GPU. False: kvt_gpu_open failed, as it may if a call is made to fail
+/* Sets up the machine and the GPU. False: kvt_gpu_open failed, as it may if a call is made to fail
  * (then nothing is left but the world's own; close it all the same). */
 bool world_open(struct world *world, const struct world_options *options);
 /* Everything is reaped; nothing may be left open. */

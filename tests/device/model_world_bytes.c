@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/device/model_machine.h"
 #include "tests/device/model_world_internal.h"
 
 #define QUANT_PLANE                                                                                \
@@ -98,8 +99,11 @@ void world_client_init(struct world *world, uint32_t idx)
         if (kvt_layout_resolve(&client->layout, &region, 1, client->layout.payload_bytes) != 0)
             world_fail(world, "a layout of client %u", idx);
     } else {
-        kvt_fake_cuda_foreign_new(&client->foreign, client->device, client->bytes);
-        client->memory = client->foreign.memory;
+        client->device = KVT_MIN(client->device, world->devices_count - 1);
+        if (world->options.is_by_table)
+            world_table_pool_new(world, client);
+        else
+            world_machine_pool_new(client);
     }
     client->shadow = malloc(client->bytes);
     if (client->shadow == NULL || client->memory == NULL)
@@ -122,19 +126,44 @@ uint32_t world_zone_of(const struct world *world, const struct world_place *plac
     return device < world->zones_count ? device : KVT_GPU_NONE;
 }
 
+/* The device address of a slot; 0: of an arena that is lost. */
+static uint64_t arena_slot(const struct world *world, const struct world_place *place)
+{
+    const struct world_zone *zone = &world->zones[place->idx % world->zones_count];
+    uint64_t arena = zone->is_lost || world->options.is_blind ? 0 : kvt_gpu_arena(zone->gpu);
+
+    return arena == 0 ? 0 : arena + place->idx / world->zones_count * WORLD_SLOT_BYTES;
+}
+
 uint8_t *world_bytes(const struct world *world, const struct world_place *place)
 {
-    const struct world_zone *zone;
-    uint64_t arena;
+    uint64_t address;
 
     if (place->kind == KVT_PLACE_HOST)
         return world_host_slot(world, place) + kvt_slot_header_bytes(KVT_BLOCK_TOKENS_DEFAULT);
-    zone = &world->zones[place->idx % world->zones_count];
-    arena = zone->is_lost || world->options.is_blind ? 0 : kvt_gpu_arena(zone->gpu);
-    if (arena == 0)
+    address = arena_slot(world, place);
+    if (address == 0)
         return NULL;
-    return kvt_fake_cuda_memory(arena + place->idx / world->zones_count * WORLD_SLOT_BYTES,
-                                WORLD_SLOT_BYTES);
+    if (!world->options.is_by_table)
+        return world_machine_memory(address, WORLD_SLOT_BYTES);
+    world_table_fetch(world, 0, address, world->table.mirror, WORLD_SLOT_BYTES);
+    world_table_wait(world, 0);
+    return world->table.mirror;
+}
+
+static void write_slot(const struct world *world, const struct world_place *place)
+{
+    uint8_t *bytes;
+
+    if (place->kind == KVT_PLACE_DEVICE && world->options.is_by_table) {
+        memcpy(world->table.mirror, place->shadow, WORLD_SLOT_BYTES);
+        world_table_push(world, 0, arena_slot(world, place), world->table.mirror, WORLD_SLOT_BYTES);
+        world_table_wait(world, 0);
+        return;
+    }
+    bytes = world_bytes(world, place);
+    if (bytes != NULL)
+        memcpy(bytes, place->shadow, WORLD_SLOT_BYTES);
 }
 
 /* Every part of a client's block, in the order of the payload. False: the last was given. */
@@ -165,7 +194,6 @@ static bool next_part(const struct world_client *client, uint32_t group, struct 
 void world_scribble(struct world *world, struct world_place *place)
 {
     uint64_t value = world_random(world, UINT64_MAX) | 1;
-    uint8_t *bytes;
 
     if (place->kind == KVT_PLACE_CLIENT) {
         struct world_client *client = &world->clients[place->client];
@@ -177,7 +205,10 @@ void world_scribble(struct world *world, struct world_place *place)
                 client->shadow[part.offset + i] = (uint8_t)(value >> 56);
             }
             memcpy(client->memory + part.offset, client->shadow + part.offset, part.bytes);
+            world_table_push(world, client->device, client->address + part.offset,
+                             client->memory + part.offset, part.bytes);
         }
+        world_table_wait(world, client->device);
         place->spec = client->spec;
         place->is_full = true;
         return;
@@ -185,9 +216,7 @@ void world_scribble(struct world *world, struct world_place *place)
     place->is_full = false;
     for (uint32_t i = 0; i < WORLD_SLOT_BYTES / 8; i++)
         memcpy(place->shadow + 8 * i, &(uint64_t){value * (i + 1)}, 8);
-    bytes = world_bytes(world, place);
-    if (bytes != NULL)
-        memcpy(bytes, place->shadow, WORLD_SLOT_BYTES);
+    write_slot(world, place);
 }
 
 void world_forget(struct world *world, struct world_place *place)
@@ -222,6 +251,11 @@ void world_check(const struct world *world, const struct world_place *place, con
         struct part part = {0};
 
         while (next_part(client, place->idx, &part))
+            world_table_fetch(world, client->device, client->address + part.offset,
+                              client->memory + part.offset, part.bytes);
+        world_table_wait(world, client->device);
+        part = (struct part){0};
+        while (next_part(client, place->idx, &part))
             check_same(world, place, client->memory + part.offset, client->shadow + part.offset,
                        part.bytes, when);
         return;
@@ -239,10 +273,14 @@ void world_verify(struct world *world)
         if (!world->places[i].is_writing)
             world_check(world, &world->places[i], "nobody writes");
     /* What lies between the blocks is nobody's business either. */
-    for (uint32_t c = 0; is_quiet && c < WORLD_CLIENTS; c++)
-        if (memcmp(world->clients[c].memory, world->clients[c].shadow, world->clients[c].bytes) !=
-            0)
+    for (uint32_t c = 0; is_quiet && c < WORLD_CLIENTS; c++) {
+        const struct world_client *client = &world->clients[c];
+
+        world_table_fetch(world, client->device, client->address, client->memory, client->bytes);
+        world_table_wait(world, client->device);
+        if (memcmp(client->memory, client->shadow, client->bytes) != 0)
             world_fail(world, "the gaps of client %u were written", c);
+    }
 }
 
 static void convert(const struct world *world, const struct world_spec *spec, uint8_t *raw,

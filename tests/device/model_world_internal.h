@@ -21,7 +21,8 @@ void world_places_init(struct world *world);
 /* model_world_bytes.c */
 const struct world_spec *world_spec(uint32_t idx);
 void world_client_init(struct world *world, uint32_t idx);
-/* Where the bytes of a slot's payload are; NULL: of an arena that is lost. */
+/* Where the bytes of a slot's payload are; NULL: of an arena that is lost. By the table: a copy of
+ * them, until the next call. */
 uint8_t *world_bytes(const struct world *world, const struct world_place *place);
 uint8_t *world_host_slot(const struct world *world, const struct world_place *place);
 /* What nobody expects: for a client new content, for a slot garbage. */
@@ -36,6 +37,18 @@ void world_shadow_read(const struct world *world, const struct world_place *plac
                        uint8_t *ret_stored);
 void world_shadow_write(struct world *world, struct world_place *place, const uint8_t *stored,
                         const struct kvt_client_view *view);
+
+/* model_world_table.c: nothing of it does anything unless is_by_table, but for pool_new and
+ * pool_free. push and fetch are over after wait. */
+void world_table_open(struct world *world);
+void world_table_close(struct world *world);
+void world_table_push(const struct world *world, uint32_t device, uint64_t address,
+                      const uint8_t *mirror, uint64_t bytes);
+void world_table_fetch(const struct world *world, uint32_t device, uint64_t address,
+                       uint8_t *mirror, uint64_t bytes);
+void world_table_wait(const struct world *world, uint32_t device);
+void world_table_pool_new(struct world *world, struct world_client *client);
+void world_table_pool_free(struct world *world, struct world_client *client);
 
 /* model_world_moves.c */
 void world_finish(struct world *world, struct kvt_xfer *xfer);

@@ -106,7 +106,7 @@ static void set_init(struct set_case *set, const struct world_options *options, 
 
     world->options = *options;
     world->random = (options->seed + 1) * 0x9e3779b97f4a7c15ull;
-    world->zones_count = gpus;
+    world->zones_count = world->devices_count = gpus;
     world->is_set = true;
     kvt_fake_cuda_init(&fake);
     world->calls = kvt_cuda_calls();
