@@ -1,26 +1,45 @@
 /* Blocks on their way between an engine's pool and a device tier, for the parts that drive one. A
  * pool has blocks that are stored (those with even numbers, whose words say where they lie) and
  * blocks that are loaded into (the odd ones); when all went through slots and back, block 2k + 1
- * holds what block 2k does. */
+ * holds what block 2k does, or, quantised, what the reference makes of that there and back. Nothing
+ * else in the pool has changed.
+ *
+ *   layer first   piece 0: [block 0][block 1]..   piece 1: [block 0][block 1]..
+ *   page first    block 0: [piece 0][piece 1]..   block 1: [piece 0][piece 1]..
+ *   parts         each [..] above is so many times as wide, and its last part is ours: heads of
+ *                 other ranks lie beside */
 #pragma once
 
 #include "tiers/tier.h"
 #include "tools/kvtier-gpu-check/gpu_check.h"
 
-#define GPU_CHECK_PIECES 64u
+#define GPU_CHECK_PIECES_MAX 64u
 #define GPU_CHECK_BLOCKS 4u /* engine blocks of one of ours */
 #define GPU_CHECK_TOKENS 64u
 #define GPU_CHECK_SLOTS_MAX 64u
 #define GPU_CHECK_SLOT_ALIGN_BYTES 4096u
 
+struct gpu_check_shape {
+    const char *name;
+    uint32_t slots;       /* a power of two */
+    uint32_t pieces;      /* of an engine block */
+    uint32_t piece_bytes; /* a multiple of 8; quantised: whole planes, GPU_CHECK_QUANT_BYTES_MAX */
+    uint32_t parts;       /* 1: nothing lies between */
+    bool is_page_first;
+    struct kvt_quant_spec quant; /* kind NONE: stored as it is */
+};
+#define GPU_CHECK_QUANT_BYTES_MAX 8192u
+
 struct gpu_check_blocks {
     struct gpu_check *check;
     const char *part;
-    uint32_t slots, piece_bytes;
-    uint64_t payload_bytes, pool_blocks, pool_bytes;
+    struct gpu_check_shape shape;
+    uint64_t payload_bytes, stored_bytes; /* of a slot: as the engine has it, as it is stored */
+    uint64_t pool_blocks, pool_bytes;
+    uint64_t unit_bytes, stride_bytes; /* [..] above: our part of it, all parts */
     struct kvt_region region;
     struct kvt_layout layout;
-    struct kvt_layout_piece pieces[GPU_CHECK_PIECES];
+    struct kvt_layout_piece pieces[GPU_CHECK_PIECES_MAX];
     uint64_t from[GPU_CHECK_SLOTS_MAX][GPU_CHECK_BLOCKS];
     uint64_t to[GPU_CHECK_SLOTS_MAX][GPU_CHECK_BLOCKS];
     /* L2 of as many slots; NULL: none. */
@@ -40,9 +59,9 @@ enum gpu_check_way {
     GPU_CHECK_LOAD,    /* slot -> pool */
 };
 
-/* Sizes and numbers. @slots: a power of two. */
+/* Sizes and numbers. */
 void gpu_check_blocks_init(struct gpu_check_blocks *blocks, struct gpu_check *check,
-                           const char *part, uint32_t slots, uint32_t piece_bytes);
+                           const char *part, const struct gpu_check_shape *shape);
 /* Where the pool is. False: it made a row. */
 KVT_MUST_USE bool gpu_check_blocks_bind(struct gpu_check_blocks *blocks,
                                         const struct kvt_region *region);
@@ -59,7 +78,7 @@ KVT_MUST_USE bool gpu_check_blocks_move(struct gpu_check_blocks *blocks, enum gp
 
 /* The content of a pool in memory; @salt: another one for each time. */
 void gpu_check_blocks_fill(const struct gpu_check_blocks *blocks, uint64_t *pool, uint64_t salt);
-/* Of @slots, an arena that all were stored into from such a pool. */
+/* Of @slots, an arena that all were stored into from such a pool, not quantised. */
 uint64_t gpu_check_blocks_count_wrong_slots(const struct gpu_check_blocks *blocks,
                                             const uint8_t *slots, uint64_t salt);
 uint64_t gpu_check_blocks_arena_bytes(const struct gpu_check_blocks *blocks);

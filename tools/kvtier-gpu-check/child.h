@@ -12,7 +12,7 @@
 
 #include <sys/types.h>
 
-#include "tools/kvtier-gpu-check/gpu_check.h"
+#include "tools/kvtier-gpu-check/blocks.h"
 
 #define GPU_CHECK_LINE_BYTES 256u
 
@@ -34,9 +34,11 @@ void gpu_check_child_kill(struct gpu_check_child *child);
 int gpu_check_child_pool(struct gpu_check *check);
 int gpu_check_child_loss(struct gpu_check *check);
 
-/* The blocks of the pool of a child, the same in both processes. */
-#define GPU_CHECK_CHILD_SLOTS 16u
-static inline uint32_t gpu_check_child_piece_bytes(const struct gpu_check *check)
+/* The pool of a child, the same in both processes. */
+static inline struct gpu_check_shape gpu_check_child_shape(const struct gpu_check *check)
 {
-    return check->options.is_small ? 512 : 8192;
+    return (struct gpu_check_shape){.slots = 16,
+                                    .pieces = GPU_CHECK_PIECES_MAX,
+                                    .piece_bytes = check->options.is_small ? 512 : 8192,
+                                    .parts = 1};
 }

@@ -81,13 +81,14 @@ int gpu_check_child_pool(struct gpu_check *check)
     struct gpu_check_blocks *blocks = calloc(1, sizeof(*blocks));
     uint8_t handle[KVT_CUDA_IPC_HANDLE_BYTES];
     struct gpu_check_memory pool = {0};
+    struct gpu_check_shape shape;
     char line[GPU_CHECK_LINE_BYTES];
     uint64_t wrong = 0;
 
     if (blocks == NULL)
         return 1;
-    gpu_check_blocks_init(blocks, check, "ipc", GPU_CHECK_CHILD_SLOTS,
-                          gpu_check_child_piece_bytes(check));
+    shape = gpu_check_child_shape(check);
+    gpu_check_blocks_init(blocks, check, "ipc", &shape);
     if (gpu_check_memory_new(check, &pool, blocks->pool_bytes, true)) {
         gpu_check_blocks_fill(blocks, (void *)pool.host, SALT);
         if (gpu_check_upload(check, &pool, pool.bytes) &&
@@ -205,7 +206,7 @@ static bool child_counts(struct scene *scene)
         sscanf(scene->child.line, "wrong %" SCNu64, &wrong) != 1)
         return failed(scene, "the other process does not answer");
     scene->wrong += wrong;
-    scene->cases += scene->blocks.slots;
+    scene->cases += scene->blocks.shape.slots;
     return true;
 }
 
@@ -249,7 +250,7 @@ static bool try_in_place(struct scene *scene)
         sscanf(scene->child.line, "wrong %" SCNu64, &wrong) != 1)
         return failed(scene, "the other process cannot read in place");
     row = gpu_check_row(scene->check, "ipc", "another process reads L1 in place");
-    row->cases = scene->blocks.slots;
+    row->cases = scene->blocks.shape.slots;
     row->wrong_bytes = wrong;
     return true;
 }
@@ -270,11 +271,11 @@ static bool kill_midway(struct scene *scene)
     gpu_check_child_kill(&scene->child);
     if (scene->check->hooks.killed != NULL)
         scene->check->hooks.killed(scene->check);
-    if (!gpu_check_blocks_reap(blocks, blocks->slots - seen))
+    if (!gpu_check_blocks_reap(blocks, blocks->shape.slots - seen))
         return false;
     /* And some that begin when it is gone. */
     gpu_check_blocks_make(blocks, GPU_CHECK_LOAD);
-    if (!gpu_check_blocks_submit(blocks) || !gpu_check_blocks_reap(blocks, blocks->slots))
+    if (!gpu_check_blocks_submit(blocks) || !gpu_check_blocks_reap(blocks, blocks->shape.slots))
         return false;
     detach(scene);
     return true;
@@ -340,6 +341,7 @@ static void scene_close(struct scene *scene)
 void gpu_check_ipc(struct gpu_check *check)
 {
     struct scene *scene = calloc(1, sizeof(*scene));
+    struct gpu_check_shape shape;
     struct gpu_check_row *row;
 
     if (!check->info.has_ipc) {
@@ -353,8 +355,8 @@ void gpu_check_ipc(struct gpu_check *check)
         return;
     }
     scene->check = check;
-    gpu_check_blocks_init(&scene->blocks, check, "ipc", GPU_CHECK_CHILD_SLOTS,
-                          gpu_check_child_piece_bytes(check));
+    shape = gpu_check_child_shape(check);
+    gpu_check_blocks_init(&scene->blocks, check, "ipc", &shape);
     if (kvt_doorbell_init(&scene->bell) < 0)
         (void)failed(scene, "a doorbell");
     else if (gpu_check_blocks_open_l2(&scene->blocks) && open_tier(scene) && start_child(scene) &&
