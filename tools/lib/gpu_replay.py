@@ -1,6 +1,6 @@
 """A daemon with L1 in GPU memory under engines whose pools are GPU memory, too: a part of
-tools/gpu-check. Every byte is verified, engines and ranks are killed. The result is rows like those
-of kvtier-gpu-check."""
+tools/gpu-check. Every byte is verified, engines and ranks are killed; with a trace its first
+requests are replayed, too. The result is rows like those of kvtier-gpu-check."""
 import subprocess
 import time
 
@@ -23,6 +23,14 @@ RUNS = (
 )
 
 
+# Blocks of a trace are of 512 tokens. In 100 requests of the agents' trace there are 1,487 distinct
+# blocks, asked for 11,120 times: L1 holds most of them, and the tiers below it are used.
+TRACE_LIMIT = 100
+TRACE_MODEL = ("--block-tokens", "512", "--layers", "1", "--concurrency", "4")
+TRACE_BYTES_PER_TOKEN = 58  # small: with its header a block is 32 KiB
+TRACE_L1, TRACE_L2, TRACE_L3 = 32 * MIB, 32 * MIB, 128 * MIB
+
+
 class Sizes:
     """Of tiers and models: large enough for a GPU to have something to do, or small."""
 
@@ -35,6 +43,14 @@ class Sizes:
         self.limit = 60 if is_small else 200
         self.layers = 2 if is_small else 16
         self.bytes_per_token = 96 if is_small else 4096
+
+
+class TraceSizes(Sizes):
+    def __init__(self, is_small):
+        super().__init__(is_small)
+        self.bytes_per_token = TRACE_BYTES_PER_TOKEN if is_small else 512
+        if is_small:
+            self.l1, self.l2, self.l3 = TRACE_L1, TRACE_L2, TRACE_L3
 
 
 def start_daemon(programs, sizes, device):
@@ -53,17 +69,27 @@ def arguments_of(daemon, sizes, device, name, more):
             "1600", "--deadline", "60000", "--quiet", *more]
 
 
+def trace_arguments(daemon, trace, bytes_per_token):
+    return ["replay", "--trace", trace, "--socket", daemon.socket, "--limit", str(TRACE_LIMIT),
+            "--namespace", "trace", "--bytes-per-token", str(bytes_per_token), "--deadline",
+            "60000", "--quiet", *TRACE_MODEL]
+
+
 def row_of(name, status, result):
     wrong = result["wrong_bytes"] + result.get("stray_bytes", 0)
     row = {"part": PART, "name": name, "cases": result["verified_blocks"], "wrong_bytes": wrong,
            "verdict": "ok"}
     hits = result["hit_tokens_by_tier"]
+    left = sum(result[what] for what in ("leases_left", "reservations_left", "pins_left"))
     row["text"] = "tokens hit: " + ", ".join(f"{tier} {hits[tier]}" for tier in hits)
     if wrong > 0:
         row["verdict"] = "WRONG BYTES"
     elif status != 0:
         row["verdict"] = "FAILED"
         row["text"] = f"kvtier-bench ended with status {status}"
+    elif left > 0:
+        row["verdict"] = "FAILED"
+        row["text"] = f"{left} leases, reservations or pins left"
     elif row["cases"] == 0 or hits["L1"] == 0:
         row["verdict"] = "FAILED"
         row["text"] = "nothing came from L1: nothing was tried"
@@ -74,8 +100,7 @@ def failed(name, text):
     return {"part": PART, "name": name, "verdict": "FAILED", "text": text}
 
 
-def run_one(programs, daemon, sizes, device, name, more, seconds):
-    arguments = arguments_of(daemon, sizes, device, name, more)
+def run_one(programs, name, arguments, seconds):
     bench = subprocess.Popen([programs.bench, *arguments, "--json"], stdout=subprocess.PIPE)
     try:
         bench.wait(seconds)
@@ -108,8 +133,21 @@ def check_gpu(daemon):
     return row
 
 
-def replay(programs, device, is_small, seconds):
-    """Rows. @programs: build, daemon, bench."""
+def replay_trace(programs, device, is_small, trace, seconds):
+    name = f"a trace, {TRACE_LIMIT} requests"
+    if seconds < SECONDS_MIN:
+        return {"part": PART, "name": name, "verdict": "", "text": "no time left for it"}
+    sizes = TraceSizes(is_small)
+    with start_daemon(programs, sizes, device) as daemon:
+        arguments = trace_arguments(daemon, trace, sizes.bytes_per_token)
+        row = run_one(programs, name, [*arguments, "--memory", "cuda", "--gpu", str(device)],
+                      seconds)
+        daemon.check_alive()
+    return row
+
+
+def replay(programs, device, is_small, seconds, trace=None):
+    """Rows. @programs: build, daemon, bench. @trace: a file of requests."""
     end = time.monotonic() + seconds
     sizes = Sizes(is_small)
     rows = []
@@ -121,9 +159,12 @@ def replay(programs, device, is_small, seconds):
                     rows.append({"part": PART, "name": name, "verdict": "",
                                  "text": "no time left for it"})
                     continue
-                rows.append(run_one(programs, daemon, sizes, device, name, more, left))
+                arguments = arguments_of(daemon, sizes, device, name, more)
+                rows.append(run_one(programs, name, arguments, left))
                 daemon.check_alive()
             rows.append(check_gpu(daemon))
+        if trace is not None:
+            rows.append(replay_trace(programs, device, is_small, trace, end - time.monotonic()))
     except Broken as broken:
         rows.append(failed("the daemon", str(broken)))
     return rows

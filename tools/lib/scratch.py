@@ -1,5 +1,6 @@
 """A private daemon in a scratch directory, for scripts: started with small tiers, stopped and
-removed whatever happens. Used by tools/soak, tools/crash and tools/lib/quickstart.py."""
+removed whatever happens; and where traces lie. Used by tools/soak, tools/crash and
+tools/lib/quickstart.py."""
 import json
 import os
 import shutil
@@ -14,10 +15,20 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 START_SECONDS_MAX = 30
 STOP_SECONDS_MAX = 60
 SOCKET_BYTES_MAX = 100  # sun_path has 108
+AGENTS_TRACE = "claude_code_merged_blk512.jsonl.zst"
 
 
 class Broken(Exception):
     """Something that ends the script, with text for people."""
+
+
+def find_trace():
+    """The agents' trace, where the machine has it; None."""
+    for folder in (os.environ.get("KVT_TRACES"), os.path.join(ROOT, "..", "shared", "traces")):
+        path = os.path.join(folder or "", AGENTS_TRACE)
+        if folder and os.path.exists(path):
+            return path
+    return None
 
 
 def mib(size):
