@@ -17,6 +17,8 @@
 
 #define TOKENS 1024u
 #define ROUNDS_MAX 5000u /* of a loss each some thousand calls */
+#define LOSSES_MIN 3u
+#define RIGHT_MIN 100u /* blocks, so that something was there to lose */
 
 static const struct e2e_model model = {
     .name = "gpu",
@@ -436,7 +438,8 @@ static void test_losses(const char *program)
     e2e_connect(&engine, &daemon, &model);
     pool_new(&pool, &engine);
     attach_again(&engine, &pool);
-    while (told < 3 && rounds < ROUNDS_MAX) {
+    /* How many rounds lie between two losses is a matter of chance and of the machine. */
+    while ((told < LOSSES_MIN || right <= RIGHT_MIN) && rounds < ROUNDS_MAX) {
         e2e_tokens(tokens, TOKENS, 1 + rounds++ % 7, 256);
         try_store(&engine, tokens);
         right += try_promote(&engine, tokens);
@@ -448,7 +451,7 @@ static void test_losses(const char *program)
         }
     }
     (void)fprintf(stderr, "%u losses in %u rounds, %u blocks were right\n", told, rounds, right);
-    CHECK(told == 3 && right > 100);
+    CHECK(told >= LOSSES_MIN && right > RIGHT_MIN);
     close_engine(&engine, &pool);
     e2e_daemon_stop(&daemon);
     set_fake("devices=1");

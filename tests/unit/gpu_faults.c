@@ -11,6 +11,7 @@
 #include "tests/common/alloc_fault.h"
 #include "tests/common/cmocka.h"
 #include "tests/common/gpu_world.h"
+#include "tiers/device/gpu_internal.h"
 
 static const uint64_t from[] = {3, 9, 8, 40}, to[] = {20, 21, 22, 23};
 static const struct gpu_world_config plain = {.seed = 1, .crossover_bytes = UINT32_MAX};
@@ -420,6 +421,14 @@ static int wrong_quantise(void *stream, const struct kvt_quant_batch *batch)
     return r;
 }
 
+/* What is frozen hangs for any time; what is not may take as long as a busy machine makes it. So
+ * only while it is frozen little time is given. */
+static void freeze(struct gpu_world *world, bool is_frozen)
+{
+    world->gpu->config.hang_ns = is_frozen ? 100 * KVT_NS_PER_MS : KVT_GPU_HANG_NS;
+    kvt_fake_cuda_set_frozen(is_frozen);
+}
+
 /* Launches that fail, wrong bytes, and no answer: not opened, and nothing is left; or not taken
  * back, and then it is. */
 static void test_trial(void **state)
@@ -433,7 +442,6 @@ static void test_trial(void **state)
     int error;
 
     (void)state;
-    config.hang_ns = 500 * KVT_NS_PER_MS; /* a good trial is over in it, under a sanitizer, too */
     wrong = *kvt_kernels_host();
     config.kernels = &wrong;
     world = gpu_world_new(&config);
@@ -451,12 +459,12 @@ static void test_trial(void **state)
     kvt_gpu_lose(world->gpu, KVT_CUDA_ECC);
     (void)kvt_gpu_turn(world->gpu);
     gpu_world_reset(world);
-    kvt_fake_cuda_set_frozen(true);
+    freeze(world, true);
     assert_int_equal(kvt_gpu_revive(world->gpu, &error), -EIO);
     assert_int_equal(error, KVT_CUDA_LAUNCH_TIMEOUT);
     assert_true(kvt_gpu_is_parked(world->gpu));
     assert_int_equal(kvt_gpu_arena(world->gpu), 0);
-    kvt_fake_cuda_set_frozen(false);
+    freeze(world, false);
     world->is_reset = false;
     gpu_world_take_back(world);
     assert_int_equal(store(world, &xfer, 0), 0);
@@ -466,18 +474,15 @@ static void test_trial(void **state)
 /* A GPU that does not answer any more is out of service before long, and comes back. */
 static void test_hang(void **state)
 {
-    struct gpu_world_config config = plain;
+    struct gpu_world *world = gpu_world_new(&plain);
     struct kvt_xfer xfer, *one = &xfer;
-    struct gpu_world *world;
     uint32_t taken;
 
     (void)state;
-    config.hang_ns = 500 * KVT_NS_PER_MS; /* the trial of revive has to be over in it, too */
-    world = gpu_world_new(&config);
     assert_int_equal(store(world, &xfer, 0), 0);
     xfer.dst = xfer.src;
     xfer.src = gpu_world_device(world, 0);
-    kvt_fake_cuda_set_frozen(true);
+    freeze(world, true);
     assert_int_equal(kvt_tier_submit(world->tier, &one, 1, &taken), 0);
     for (uint32_t i = 0; i < 5000 && !kvt_gpu_is_parked(world->gpu); i++) {
         (void)kvt_gpu_turn(world->gpu);
@@ -486,7 +491,7 @@ static void test_hang(void **state)
     assert_true(kvt_gpu_is_parked(world->gpu));
     assert_int_equal(atomic_load(&kvt_gpu_counters(world->gpu)->last_error),
                      KVT_CUDA_LAUNCH_TIMEOUT);
-    kvt_fake_cuda_set_frozen(false);
+    freeze(world, false);
     gpu_world_take_back(world);
     gpu_world_reap(world, 1);
     assert_int_equal(xfer.status, KVT_XFER_OUT_OF_SERVICE);
