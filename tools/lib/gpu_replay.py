@@ -1,15 +1,17 @@
 """A daemon with L1 in GPU memory under engines whose pools are GPU memory, too: a part of
 tools/gpu-check. Every byte is verified, engines and ranks are killed; with a trace its first
 requests are replayed, too. The result is rows like those of kvtier-gpu-check."""
+import json
 import subprocess
 import time
 
-from scratch import Broken, ScratchDaemon, bench_finish
+from scratch import Broken, ScratchDaemon
 
 MIB = 1 << 20
 PART = "replay"
 SECONDS_MIN = 5  # a run is not begun with less
-SECONDS_SLOW = 60  # a run that takes longer hangs; before, it is only not done
+SECONDS_HUNG = 120  # a run that takes longer hangs
+END_SECONDS = 10
 BACK_SECONDS = 30  # a lost GPU is in service again by then
 
 # Name, arguments of kvtier-bench.
@@ -100,18 +102,25 @@ def failed(name, text):
     return {"part": PART, "name": name, "verdict": "FAILED", "text": text}
 
 
-def run_one(programs, name, arguments, seconds):
+def run_one(programs, name, arguments):
     bench = subprocess.Popen([programs.bench, *arguments, "--json"], stdout=subprocess.PIPE)
     try:
-        bench.wait(seconds)
+        out = bench.communicate(timeout=SECONDS_HUNG)[0]
     except subprocess.TimeoutExpired:
-        bench.terminate()
+        end_bench(bench)
+        return failed(name, f"not done in {SECONDS_HUNG} s")
+    if not out.strip():
+        return failed(name, f"kvtier-bench ended with status {bench.returncode}")
+    return row_of(name, bench.returncode, json.loads(out))
+
+
+def end_bench(bench):
+    bench.terminate()  # it ends its engines
+    try:
+        bench.communicate(timeout=END_SECONDS)
+    except subprocess.TimeoutExpired:
+        bench.kill()
         bench.communicate()
-        row = failed(name, f"not done in {seconds:.0f} s")
-        if seconds < SECONDS_SLOW:
-            row["verdict"] = ""
-        return row
-    return row_of(name, *bench_finish(bench))
 
 
 def check_gpu(daemon):
@@ -133,38 +142,36 @@ def check_gpu(daemon):
     return row
 
 
-def replay_trace(programs, device, is_small, trace, seconds):
-    name = f"a trace, {TRACE_LIMIT} requests"
-    if seconds < SECONDS_MIN:
-        return {"part": PART, "name": name, "verdict": "", "text": "no time left for it"}
+def replay_trace(programs, device, is_small, trace):
     sizes = TraceSizes(is_small)
     with start_daemon(programs, sizes, device) as daemon:
         arguments = trace_arguments(daemon, trace, sizes.bytes_per_token)
-        row = run_one(programs, name, [*arguments, "--memory", "cuda", "--gpu", str(device)],
-                      seconds)
+        row = run_one(programs, f"a trace, {TRACE_LIMIT} requests",
+                      [*arguments, "--memory", "cuda", "--gpu", str(device)])
         daemon.check_alive()
     return row
 
 
 def replay(programs, device, is_small, seconds, trace=None):
-    """Rows. @programs: build, daemon, bench. @trace: a file of requests."""
+    """Rows. @programs: build, daemon, bench. @trace: a file of requests. None is begun after
+    @seconds but the first and that of the trace; those that are begun come to an end."""
     end = time.monotonic() + seconds
     sizes = Sizes(is_small)
     rows = []
     try:
         with start_daemon(programs, sizes, device) as daemon:
             for name, more in RUNS:
-                left = end - time.monotonic()
-                if left < SECONDS_MIN:
+                # The first is tried in any case: without one nothing is said about L1.
+                if rows and end - time.monotonic() < SECONDS_MIN:
                     rows.append({"part": PART, "name": name, "verdict": "",
                                  "text": "no time left for it"})
                     continue
                 arguments = arguments_of(daemon, sizes, device, name, more)
-                rows.append(run_one(programs, name, arguments, left))
+                rows.append(run_one(programs, name, arguments))
                 daemon.check_alive()
             rows.append(check_gpu(daemon))
         if trace is not None:
-            rows.append(replay_trace(programs, device, is_small, trace, end - time.monotonic()))
+            rows.append(replay_trace(programs, device, is_small, trace))
     except Broken as broken:
         rows.append(failed("the daemon", str(broken)))
     return rows
