@@ -30,7 +30,8 @@ static void run_one(uint64_t seed, int device, struct sums *sums)
                                     .device = device,
                                     .is_host_pinned = seed % 2 == 0,
                                     .has_quant = seed % 4 >= 2,
-                                    .is_threaded = seed % 3 == 0};
+                                    .is_threaded = seed % 3 == 0,
+                                    .cpu_threads = (uint32_t)(seed % 5) % 4};
     struct world *world = calloc(1, sizeof(*world));
 
     if (world == NULL || !world_open(world, &options))

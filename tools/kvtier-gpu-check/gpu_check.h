@@ -21,7 +21,8 @@
 
 #define GPU_CHECK_ROWS_MAX 160u
 #define GPU_CHECK_WAIT_NS_MAX (30u * KVT_NS_PER_S) /* for anything on the device */
-#define GPU_CHECK_SKIPPED 77                       /* exit status: no GPU that can be used */
+#define GPU_CHECK_CPU_THREADS 4u /* of a GPU: enough for the bus, where there are the cores */
+#define GPU_CHECK_SKIPPED 77     /* exit status: no GPU that can be used */
 
 /* Targets: shares of what the device's or the bus's own copy does. */
 #define GPU_CHECK_TARGET_PIECES 0.90 /* gather, scatter, pieces of >= 4 KiB */

@@ -149,6 +149,7 @@ static bool open_tier(struct scene *scene)
         .inflight_bytes_max = 256 * KVT_MIB,
         .streams = 2,
         .crossover_bytes = 256u << 10,
+        .cpu_threads = GPU_CHECK_CPU_THREADS,
         .retry_min_ns = 100 * KVT_NS_PER_MS,
         .retry_max_ns = KVT_NS_PER_S};
     struct kvt_device_report report;

@@ -75,6 +75,7 @@ static bool open_gpu(struct scene *scene)
         .inflight_bytes_max = 256u << 20,
         .inflight_max = 2 * GPU_CHECK_SLOTS_MAX,
         .crossover_bytes = CROSSOVER_BYTES(options->is_small),
+        .cpu_threads = GPU_CHECK_CPU_THREADS,
         .host_memory = scene->blocks.l2,
         .host_memory_bytes = scene->blocks.l2_bytes,
         .is_host_pinned = true,
