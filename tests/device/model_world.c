@@ -225,7 +225,7 @@ bool world_is_lost(const struct world *world)
 
 static void check_budget(const struct world *world)
 {
-    for (uint32_t z = 0; z < world->zones_count; z++) {
+    for (uint32_t z = 0; !world->is_host && z < world->zones_count; z++) {
         uint64_t inflight = atomic_load(&kvt_gpu_counters(world->zones[z].gpu)->inflight_bytes);
 
         if (inflight > KVT_MAX(world->config.inflight_bytes_max, WORLD_SLOT_BYTES))

@@ -108,7 +108,8 @@ struct world {
     struct world_op ops[WORLD_INFLIGHT];
     uint32_t inflight, zones_count;
     struct world_zone zones[WORLD_ZONES_MAX];
-    bool is_set; /* several GPUs behind one tier, which recovers them by itself: set_model.c */
+    bool is_set;  /* several GPUs behind one tier, which recovers them by itself: set_model.c */
+    bool is_host; /* no GPU: the host backend, whose arena nobody sees (host_model.c) */
     uint64_t losses;
     bool is_client_freed; /* the first client freed its memory: it is not opened again */
     bool has_failed;      /* after close: the planned failure has happened */

@@ -74,6 +74,8 @@ void world_client_init(struct world *world, uint32_t idx)
     client->device = idx < 3 ? 0 : (idx == 3 ? 1 : KVT_GPU_NONE);
     if (world->is_set && idx < 4)
         client->device = idx % world->zones_count;
+    if (world->is_host)
+        client->device = KVT_GPU_NONE;
     client->spec = (uint32_t)world_random(world, SPECS_PLAIN);
     if (world->options.has_quant && idx % 2 == 0)
         client->spec = SPECS_PLAIN;
@@ -126,11 +128,12 @@ uint32_t world_zone_of(const struct world *world, const struct world_place *plac
     return device < world->zones_count ? device : KVT_GPU_NONE;
 }
 
-/* The device address of a slot; 0: of an arena that is lost. */
+/* The device address of a slot; 0: of an arena that is lost, or that nobody sees. */
 static uint64_t arena_slot(const struct world *world, const struct world_place *place)
 {
     const struct world_zone *zone = &world->zones[place->idx % world->zones_count];
-    uint64_t arena = zone->is_lost || world->options.is_blind ? 0 : kvt_gpu_arena(zone->gpu);
+    bool is_seen = !zone->is_lost && !world->options.is_blind && !world->is_host;
+    uint64_t arena = is_seen ? kvt_gpu_arena(zone->gpu) : 0;
 
     return arena == 0 ? 0 : arena + place->idx / world->zones_count * WORLD_SLOT_BYTES;
 }

@@ -178,7 +178,7 @@ bool world_submit(struct world *world)
     if (op->is_late)
         op->xfer.deadline_ns = 1;
     op->is_stale = (src->kind == KVT_PLACE_DEVICE || dst->kind == KVT_PLACE_DEVICE) &&
-                   world_random(world, 40) == 0;
+                   world_random(world, 40) == 0 && !world->is_host; /* has no incarnations */
     if (op->is_stale)
         op->xfer.src.incarnation = op->xfer.dst.incarnation = op->incarnation - 1;
     return submit(world, op);
