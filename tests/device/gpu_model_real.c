@@ -1,7 +1,8 @@
-/* Random transfers through one GPU, against the model, where nobody can look into device memory:
- * what the test writes and reads there goes by the table of calls. Linked with model_machine_real.c
- * for GPUs, and for the proof of this way itself with model_machine_fake.c. Nothing is lost and no
- * call fails here: that is gpu_model.c's, which needs the fake.
+/* Random transfers through one GPU, or through the set of all that the machine has for the model
+ * (one or two, with threads and pools on each), against the model, where nobody can look into
+ * device memory: what the test writes and reads there goes by the table of calls. Linked with
+ * model_machine_real.c for GPUs, and for the proof of this way itself with model_machine_fake.c.
+ * Nothing is lost and no call fails here: that is gpu_model.c's, which needs the fake.
  *
  *   SEED COUNT SECONDS [DEVICE]   at most so many seeds, and none is begun after so many seconds;
  *                                 CUDA's index of the GPU (0)
@@ -10,18 +11,152 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
 
 #include "daemon/base/clock.h"
 #include "tests/device/model_machine.h"
-#include "tests/device/model_world.h"
+#include "tests/device/model_world_internal.h"
+#include "tiers/device/set.h"
 
 #define TRANSFERS 300u
+#define DRAIN_NS_MAX (60 * KVT_NS_PER_S)
 #define SKIP 77
 
 struct sums {
     uint64_t seeds, submitted, done, late;
     uint64_t path_transfers[KVT_GPU_PATHS];
 };
+
+static void add_sums(const struct world *world, struct sums *sums)
+{
+    sums->seeds++;
+    sums->submitted += world->submitted;
+    sums->done += world->done;
+    sums->late += world->late;
+    for (uint32_t z = 0; z < world->zones_count; z++)
+        for (uint32_t p = 0; p < KVT_GPU_PATHS; p++)
+            sums->path_transfers[p] +=
+                atomic_load(&kvt_gpu_counters(world->zones[z].gpu)->path_transfers[p]);
+}
+
+/* ---- all GPUs -------------------------------------------------------------------------------- */
+
+static void open_tier(struct world *world)
+{
+    char gpus[32];
+    struct kvt_device_config config = {.backend = "cuda",
+                                       .bytes = KVT_HUGE_PAGE_BYTES,
+                                       .host_memory = world->host_memory,
+                                       .host_memory_bytes = KVT_HUGE_PAGE_BYTES,
+                                       .inflight_max = WORLD_INFLIGHT,
+                                       .doorbell = &world->bell,
+                                       .gpus = gpus,
+                                       .headroom_bytes = KVT_MIB,
+                                       .staging_bytes = KVT_HUGE_PAGE_BYTES,
+                                       .inflight_bytes_max = 256 * KVT_KIB,
+                                       .streams = 1 + (uint32_t)world_random(world, 2),
+                                       .crossover_bytes = 2048,
+                                       .cpu_threads = (uint32_t)world_random(world, 3),
+                                       .retry_min_ns = KVT_NS_PER_S,
+                                       .retry_max_ns = KVT_NS_PER_S,
+                                       .sysfs = "/nowhere"};
+    struct kvt_device_report report;
+
+    (void)snprintf(gpus, sizeof(gpus), world->zones_count == 1 ? "%d" : "%d, %d", world->devices[0],
+                   world->devices[1]);
+    world->config.inflight_bytes_max = config.inflight_bytes_max;
+    if (kvt_device_set_open(&world->tier, &config, world->calls, &report) != 0 ||
+        world->tier->zones_count != world->zones_count)
+        world_fail(world, "open of %s: %s", gpus, report.why);
+    for (uint32_t z = 0; z < world->zones_count; z++)
+        world->zones[z] = (struct world_zone){.gpu = kvt_device_set_of(world->tier)->members[z].gpu,
+                                              .counters = world->tier->zones[z].counters,
+                                              .base_bytes = world->tier->zones[z].base_bytes};
+}
+
+static struct world *set_open(uint64_t seed, int device)
+{
+    struct world *world = calloc(1, sizeof(*world));
+
+    if (world == NULL)
+        abort();
+    *world = (struct world){.options = {.seed = seed,
+                                        .is_by_table = true,
+                                        .device = device,
+                                        .is_threaded = true,
+                                        .has_quant = seed % 8 >= 4},
+                            .random = (seed + 1) * 0x9e3779b97f4a7c15ull,
+                            .is_set = true};
+    world_machine_open(world);
+    world->zones_count = world->devices_count;
+    world_table_open(world);
+    world->host_memory =
+        mmap(NULL, KVT_HUGE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (world->host_memory == MAP_FAILED || kvt_doorbell_init(&world->bell) < 0)
+        abort();
+    for (uint32_t c = 0; c < WORLD_CLIENTS; c++)
+        world_client_init(world, c);
+    open_tier(world);
+    for (uint32_t c = 0; c < WORLD_CLIENTS; c++)
+        world_table_attach(world, &world->clients[c]);
+    world_places_init(world);
+    for (uint32_t i = 0; i < WORLD_SLOTS; i++)
+        world_scribble(world, &world->places[i]);
+    return world;
+}
+
+static void set_close(struct world *world)
+{
+    world->tier = kvt_tier_close(world->tier);
+    for (uint32_t c = 0; c < WORLD_CLIENTS; c++) {
+        if (world->clients[c].device == KVT_GPU_NONE)
+            free(world->clients[c].memory);
+        else
+            world_table_pool_free(world, &world->clients[c]);
+        free(world->clients[c].shadow);
+    }
+    world_table_close(world);
+    world_machine_close();
+    for (uint32_t i = 0; i < 2 * WORLD_SLOTS; i++)
+        free(world->places[i].shadow);
+    (void)munmap(world->host_memory, KVT_HUGE_PAGE_BYTES);
+    kvt_doorbell_deinit(&world->bell);
+    free(world);
+}
+
+static void set_drain(struct world *world)
+{
+    uint64_t until_ns = kvt_clock_mono_ns() + DRAIN_NS_MAX;
+
+    while (world->inflight > 0) {
+        world_turn(world);
+        if (kvt_clock_mono_ns() > until_ns)
+            world_fail(world, "%u transfers do not come back", world->inflight);
+    }
+    world_verify(world);
+}
+
+static void run_set(uint64_t seed, int device, struct sums *sums)
+{
+    struct world *world = set_open(seed, device);
+
+    while (world->submitted < TRANSFERS) {
+        for (uint64_t i = world_random(world, 6); i > 0; i--)
+            (void)world_submit(world);
+        for (uint64_t i = world_random(world, 4); i > 0; i--)
+            world_turn(world);
+        if (world_random(world, 64) == 0)
+            world_verify(world);
+        if (world_random(world, 32) == 0)
+            set_drain(world);
+    }
+    set_drain(world);
+    add_sums(world, sums);
+    set_close(world);
+}
+
+/* ---- one GPU --------------------------------------------------------------------------------- */
 
 static void run_one(uint64_t seed, int device, struct sums *sums)
 {
@@ -37,12 +172,7 @@ static void run_one(uint64_t seed, int device, struct sums *sums)
     if (world == NULL || !world_open(world, &options))
         abort();
     world_run(world, TRANSFERS);
-    sums->seeds++;
-    sums->submitted += world->submitted;
-    sums->done += world->done;
-    sums->late += world->late;
-    for (uint32_t p = 0; p < KVT_GPU_PATHS; p++)
-        sums->path_transfers[p] += atomic_load(&kvt_gpu_counters(world->gpu)->path_transfers[p]);
+    add_sums(world, sums);
     world_close(world);
     free(world);
 }
@@ -81,8 +211,14 @@ int main(int argc, char **argv)
         printf("SKIP: no GPU %d (%s)\n", device, why);
         return SKIP;
     }
-    while (sums.seeds < count && kvt_clock_mono_ns() < end_ns)
-        run_one(seed + sums.seeds, device, &sums);
+    while (sums.seeds < count && kvt_clock_mono_ns() < end_ns) {
+        uint64_t next = seed + sums.seeds;
+
+        if (next % 4 == 3)
+            run_set(next, device, &sums);
+        else
+            run_one(next, device, &sums);
+    }
     printf("seeds from %" PRIu64 ": %" PRIu64 ", transfers: %" PRIu64 ", done: %" PRIu64
            ", late: %" PRIu64 "\n",
            seed, sums.seeds, sums.submitted, sums.done, sums.late);

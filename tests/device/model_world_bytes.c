@@ -149,19 +149,22 @@ uint8_t *world_bytes(const struct world *world, const struct world_place *place)
         return NULL;
     if (!world->options.is_by_table)
         return world_machine_memory(address, WORLD_SLOT_BYTES);
-    world_table_fetch(world, 0, address, world->table.mirror, WORLD_SLOT_BYTES);
-    world_table_wait(world, 0);
+    world_table_fetch(world, world_zone_of(world, place), address, world->table.mirror,
+                      WORLD_SLOT_BYTES);
+    world_table_wait(world, world_zone_of(world, place));
     return world->table.mirror;
 }
 
 static void write_slot(const struct world *world, const struct world_place *place)
 {
+    uint32_t zone = world_zone_of(world, place);
     uint8_t *bytes;
 
     if (place->kind == KVT_PLACE_DEVICE && world->options.is_by_table) {
         memcpy(world->table.mirror, place->shadow, WORLD_SLOT_BYTES);
-        world_table_push(world, 0, arena_slot(world, place), world->table.mirror, WORLD_SLOT_BYTES);
-        world_table_wait(world, 0);
+        world_table_push(world, zone, arena_slot(world, place), world->table.mirror,
+                         WORLD_SLOT_BYTES);
+        world_table_wait(world, zone);
         return;
     }
     bytes = world_bytes(world, place);

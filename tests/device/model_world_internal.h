@@ -38,8 +38,8 @@ void world_shadow_read(const struct world *world, const struct world_place *plac
 void world_shadow_write(struct world *world, struct world_place *place, const uint8_t *stored,
                         const struct kvt_client_view *view);
 
-/* model_world_table.c: nothing of it does anything unless is_by_table, but for pool_new and
- * pool_free. push and fetch are over after wait. */
+/* model_world_table.c: nothing of it does anything unless is_by_table, but for what is of pools.
+ * push and fetch are over after wait. attach: the layout of a pool on a GPU, for incarnation 0. */
 void world_table_open(struct world *world);
 void world_table_close(struct world *world);
 void world_table_push(const struct world *world, uint32_t device, uint64_t address,
@@ -48,6 +48,7 @@ void world_table_fetch(const struct world *world, uint32_t device, uint64_t addr
                        uint8_t *mirror, uint64_t bytes);
 void world_table_wait(const struct world *world, uint32_t device);
 void world_table_pool_new(struct world *world, struct world_client *client);
+void world_table_attach(struct world *world, struct world_client *client);
 void world_table_pool_free(struct world *world, struct world_client *client);
 
 /* model_world_moves.c */

@@ -117,6 +117,18 @@ void world_table_pool_new(struct world *world, struct world_client *client)
     world_table_wait(world, client->device);
 }
 
+void world_table_attach(struct world *world, struct world_client *client)
+{
+    struct kvt_region region = {.base = (uint8_t *)(uintptr_t)client->address,
+                                .bytes = client->bytes,
+                                .is_gpu = true,
+                                .gpu_zone = client->device};
+
+    if (client->device != KVT_GPU_NONE &&
+        kvt_layout_resolve(&client->layout, &region, 1, client->layout.payload_bytes) != 0)
+        world_fail(world, "a layout of the client on GPU %u", client->device);
+}
+
 void world_table_pool_free(struct world *world, struct world_client *client)
 {
     set_current(world, client->device);
