@@ -15,6 +15,7 @@
 #define POINTER_DEVICE_ORDINAL 9
 #define POINTER_IS_LEGACY_CUDA_IPC_CAPABLE 10
 #define CONTEXTS_MAX 8u
+#define DEVICE_OF_ORDINAL_0 100
 
 struct ipc_handle { /* by value, as CUipcMemHandle */
     uint8_t bytes[KVT_CUDA_IPC_HANDLE_BYTES];
@@ -28,6 +29,7 @@ int cuPointerGetAttribute(void *ret_value, int attribute, uint64_t address);
 int cuCtxGetCurrent(void **ret_context);
 int cuCtxPushCurrent_v2(void *context);
 int cuCtxPopCurrent_v2(void **ret_context);
+int cuDeviceGet(int *ret_device, int ordinal);
 int cuDeviceGetUuid_v2(uint8_t ret_uuid[KVT_CUDA_UUID_BYTES], int device);
 bool kvt_fake_engine_init(const char *words);
 int kvt_fake_engine_set_device(int device);
@@ -142,10 +144,17 @@ int cuCtxPopCurrent_v2(void **ret_context)
     return 0;
 }
 
+/* A device is not its ordinal, whatever the driver does today. */
+int cuDeviceGet(int *ret_device, int ordinal)
+{
+    *ret_device = ordinal + DEVICE_OF_ORDINAL_0;
+    return 0;
+}
+
 int cuDeviceGetUuid_v2(uint8_t ret_uuid[KVT_CUDA_UUID_BYTES], int device)
 {
     struct kvt_cuda_info info;
-    int r = kvt_cuda_calls()->device_info(device, &info);
+    int r = kvt_cuda_calls()->device_info(device - DEVICE_OF_ORDINAL_0, &info);
 
     if (r == 0)
         memcpy(ret_uuid, info.uuid, sizeof(info.uuid));

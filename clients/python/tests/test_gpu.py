@@ -232,6 +232,13 @@ def test_thread_without_a_device_cannot_export() -> None:
     allocation.free()
 
 
+def test_driver_that_lacks_a_call() -> None:
+    """Such as the stub that programs are linked with."""
+    assert cuda.load_driver(gpu.LIBRARY) is not None
+    with pytest.raises(cuda.CudaError, match=r"has no cuCtxGetCurrent: the driver is too old"):
+        cuda.load_driver("libc.so.6")
+
+
 def test_no_driver() -> None:
     if os.path.exists("/proc/driver/nvidia"):
         pytest.skip("this machine has a driver")

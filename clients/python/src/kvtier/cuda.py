@@ -26,6 +26,18 @@ HANDLE_BYTES = 64
 _IS_IPC_CAPABLE = 10  # CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
 _DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
+_CALLS = (
+    "cuCtxGetCurrent",
+    "cuCtxPopCurrent_v2",
+    "cuCtxPushCurrent_v2",
+    "cuDeviceGet",
+    "cuDeviceGetUuid_v2",
+    "cuIpcCloseMemHandle",
+    "cuIpcGetMemHandle",
+    "cuIpcOpenMemHandle_v2",
+    "cuMemGetAddressRange_v2",
+    "cuPointerGetAttribute",
+)
 _ERRORS = {
     1: "invalid value",
     2: "out of memory",
@@ -49,11 +61,15 @@ class _Handle(ctypes.Structure):
 
 
 def load_driver(name: str = "libcuda.so.1") -> Any:
-    """The driver's library. CudaError: there is none."""
+    """The driver's library. CudaError: there is none, or one without what is called here."""
     try:
-        return ctypes.CDLL(name)
+        driver = ctypes.CDLL(name)
     except OSError as error:
         raise CudaError(f"{name}: {error}") from error
+    for call in _CALLS:
+        if not hasattr(driver, call):
+            raise CudaError(f"{name} has no {call}: the driver is too old, or a stub")
+    return driver
 
 
 def check(status: int, call: str) -> None:
@@ -118,8 +134,9 @@ def device_of(address: int, *, driver: Any = None) -> int:
 
 def device_uuid(driver: Any, device: int) -> bytes:
     """Its 16 bytes: what the daemon knows the GPU by."""
-    uuid = (ctypes.c_ubyte * 16)()
-    check(driver.cuDeviceGetUuid_v2(uuid, device), "cuDeviceGetUuid")
+    handle, uuid = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    check(driver.cuDeviceGet(ctypes.byref(handle), device), "cuDeviceGet")
+    check(driver.cuDeviceGetUuid_v2(uuid, handle), "cuDeviceGetUuid")
     return bytes(uuid)
 
 
