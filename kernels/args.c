@@ -123,8 +123,7 @@ uint64_t kvt_relayout_bytes(const struct kvt_relayout *change)
 
 static bool is_layout_order(uint32_t order)
 {
-    return order == KVT_LAYOUT_LAYER_FIRST || order == KVT_LAYOUT_PAGE_FIRST ||
-           order == KVT_LAYOUT_HEAD_SPLIT;
+    return order >= KVT_LAYOUT_LAYER_FIRST && order <= KVT_LAYOUT_PAGE_HEAD;
 }
 
 int kvt_args_relayout(const struct kvt_relayout *change)

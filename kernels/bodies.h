@@ -477,55 +477,28 @@ KVT_FN void kvt_dequantise_body(const struct kvt_at *at, const struct kvt_quant_
 /* ---- change of layout: a job is a (layer, page) -------------------------------------------------
  */
 
-struct kvt_steps { /* in bytes */
-    uint64_t layer, page, token, head;
-};
-
-KVT_FN void kvt_steps_of(const struct kvt_relayout *change, uint32_t order,
-                         struct kvt_steps *ret_steps)
+KVT_FN void kvt_relayout_page(const struct kvt_at *at, const struct kvt_shape *shape, uint64_t dst,
+                              uint64_t src)
 {
-    const uint64_t head = change->head_bytes;
-    const uint64_t plane = head * change->heads * change->tokens;
-
-    if (order == KVT_LAYOUT_HEAD_SPLIT) {
-        ret_steps->token = head;
-        ret_steps->layer = head * change->tokens;
-        ret_steps->head = ret_steps->layer * change->layers;
-        ret_steps->page = ret_steps->head * change->heads;
-        return;
-    }
-    ret_steps->head = head;
-    ret_steps->token = head * change->heads;
-    ret_steps->layer = order == KVT_LAYOUT_LAYER_FIRST ? plane * change->pages : plane;
-    ret_steps->page = order == KVT_LAYOUT_LAYER_FIRST ? plane : plane * change->layers;
-}
-
-KVT_FN void kvt_relayout_page(const struct kvt_at *at, const struct kvt_relayout *change,
-                              const struct kvt_shape *shape, uint64_t dst, uint64_t src)
-{
-    const uint32_t groups = at->threads / shape->lanes, runs = shape->runs;
+    const uint32_t groups = at->threads / shape->lanes;
     const uint32_t first = at->block_x * groups + at->thread / shape->lanes;
     /* Neighbouring runs are neighbours where they are written. */
-    const int is_token_fast = change->to == KVT_LAYOUT_HEAD_SPLIT;
-    struct kvt_steps from, to;
+    const int is_token_fast = shape->to.token < shape->to.head;
     struct kvt_unit unit;
 
-    kvt_steps_of(change, change->from, &from);
-    kvt_steps_of(change, change->to, &to);
     unit.lane = at->thread % shape->lanes;
     unit.lanes = shape->lanes;
     unit.is_checked = 0;
     unit.first_word = 0;
-    for (uint32_t n = first; n < runs * shape->chunks; n += at->blocks_x * groups) {
+    for (uint32_t n = first; n < shape->runs * shape->chunks; n += at->blocks_x * groups) {
         const uint32_t run = n / shape->chunks, begin = n % shape->chunks * shape->chunk_bytes;
         const uint32_t rest = shape->run_bytes - begin;
-        uint32_t token = is_token_fast ? run % change->tokens : run / change->heads;
-        uint32_t head = is_token_fast ? run / change->tokens : run % change->heads;
+        const uint32_t inner = is_token_fast ? shape->run_tokens : shape->run_heads;
+        const uint32_t slow = run / inner, fast = run % inner;
+        const uint32_t token = is_token_fast ? fast : slow, head = is_token_fast ? slow : fast;
 
-        if (runs == 1)
-            token = head = 0;
-        unit.dst = dst + token * to.token + head * to.head + begin;
-        unit.src = src + token * from.token + head * from.head + begin;
+        unit.dst = dst + token * shape->to.token + head * shape->to.head + begin;
+        unit.src = src + token * shape->from.token + head * shape->from.head + begin;
         unit.bytes = rest < shape->chunk_bytes ? rest : shape->chunk_bytes;
         (void)kvt_move_unit(&unit);
     }
@@ -535,14 +508,11 @@ KVT_FN void kvt_relayout_body(const struct kvt_at *at, const struct kvt_relayout
                               const struct kvt_shape *shape)
 {
     const uint64_t count = (uint64_t)change->layers * change->pages;
-    struct kvt_steps from, to;
 
-    kvt_steps_of(change, change->from, &from);
-    kvt_steps_of(change, change->to, &to);
     for (uint64_t n = at->block_y; n < count; n += at->blocks_y) {
         const uint64_t layer = n / change->pages, page = n % change->pages;
 
-        kvt_relayout_page(at, change, shape, change->dst + layer * to.layer + page * to.page,
-                          change->src + layer * from.layer + page * from.page);
+        kvt_relayout_page(at, shape, change->dst + layer * shape->to.layer + page * shape->to.page,
+                          change->src + layer * shape->from.layer + page * shape->from.page);
     }
 }

@@ -118,24 +118,37 @@ struct strides {
     uint64_t layer, page, token, head;
 };
 
+/* Each is the bytes of all that is faster than it. */
 static struct strides strides_of(const struct kvt_relayout *change, uint32_t order)
 {
-    const uint64_t head = change->head_bytes, token = head * change->heads;
-    const uint64_t plane = token * change->tokens;
+    const uint64_t one = change->head_bytes, layers = change->layers, pages = change->pages;
+    const uint64_t tokens = one * change->tokens, heads = one * change->heads;
+    const uint64_t plane = tokens * change->heads;
 
     switch (order) {
     case KVT_LAYOUT_LAYER_FIRST:
-        return (struct strides){
-            .layer = plane * change->pages, .page = plane, .token = token, .head = head};
+        return (struct strides){plane * pages, plane, heads, one};
     case KVT_LAYOUT_PAGE_FIRST:
-        return (struct strides){
-            .layer = plane, .page = plane * change->layers, .token = token, .head = head};
-    default: /* head split */
-        return (struct strides){.layer = head * change->tokens,
-                                .page = plane * change->layers,
-                                .token = head,
-                                .head = head * change->tokens * change->layers};
+        return (struct strides){plane, plane * layers, heads, one};
+    case KVT_LAYOUT_HEAD_SPLIT:
+        return (struct strides){tokens, plane * layers, one, tokens * layers};
+    case KVT_LAYOUT_LAYER_FIRST_HEADS:
+        return (struct strides){plane * pages, plane, one, tokens};
+    case KVT_LAYOUT_PAGE_FIRST_HEADS:
+        return (struct strides){plane, plane * layers, one, tokens};
+    case KVT_LAYOUT_LAYER_SPLIT:
+        return (struct strides){plane * pages, tokens, one, tokens * pages};
+    case KVT_LAYOUT_TOKEN_FIRST:
+        return (struct strides){heads, plane * layers, heads * layers, one};
+    default: /* KVT_LAYOUT_PAGE_HEAD */
+        return (struct strides){one, plane * layers, one * layers, tokens * layers};
     }
+}
+
+static bool is_whole(const struct kvt_relayout *change, const struct strides *strides)
+{
+    return strides->head == change->head_bytes &&
+           strides->token == (uint64_t)change->head_bytes * change->heads;
 }
 
 static void move_page(const struct kvt_relayout *change, uint32_t layer, uint32_t page)
@@ -147,8 +160,7 @@ static void move_page(const struct kvt_relayout *change, uint32_t layer, uint32_
     const unsigned char *src =
         (const unsigned char *)(uintptr_t)change->src + layer * from.layer + page * from.page;
 
-    /* Head split alone tears a page of a layer apart. */
-    if (change->from != KVT_LAYOUT_HEAD_SPLIT && change->to != KVT_LAYOUT_HEAD_SPLIT) {
+    if (is_whole(change, &from) && is_whole(change, &to)) {
         memcpy(dst, src, (uint64_t)change->tokens * change->heads * change->head_bytes);
         return;
     }

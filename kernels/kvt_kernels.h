@@ -153,16 +153,27 @@ struct kvt_quant_batch {
 
 /* ---- change of layout ------------------------------------------------------------------------ */
 
-enum kvt_layout_order { /* of a pool or payload of L layers (K, V count), P pages */
-                        KVT_LAYOUT_LAYER_FIRST = 1, /* [layer][page][token][head][dim] */
-                        KVT_LAYOUT_PAGE_FIRST = 2,  /* [page][layer][token][head][dim] */
-                        KVT_LAYOUT_HEAD_SPLIT = 3,  /* [page][head][layer][token][dim] */
+/* The order of a pool or payload, slowest first: L layers (a K and a V that lie apart are two), B
+ * pages, N tokens of a page, H heads; what lies together at each place is head_bytes. Whose names
+ * these are (docs/kernels.md has the arguments):
+ *
+ *                                         vLLM        SGLang's host pool */
+enum kvt_layout_order {
+    KVT_LAYOUT_LAYER_FIRST = 1,       /* LBNH  LBNHC, NHD  layer_first */
+    KVT_LAYOUT_PAGE_FIRST = 2,        /* BLNH  BLNHC       page_first_direct */
+    KVT_LAYOUT_HEAD_SPLIT = 3,        /* BHLN  BHLNC */
+    KVT_LAYOUT_LAYER_FIRST_HEADS = 4, /* LBHN  LBHNC, HND */
+    KVT_LAYOUT_PAGE_FIRST_HEADS = 5,  /* BLHN  BLHNC */
+    KVT_LAYOUT_LAYER_SPLIT = 6,       /* LHBN  LHBNC */
+    KVT_LAYOUT_TOKEN_FIRST = 7,       /* BNLH              page_first */
+    KVT_LAYOUT_PAGE_HEAD = 8,         /* BHNL              page_head */
 };
 struct kvt_relayout {
     uint64_t src, dst; /* addresses; the two may not overlap */
     uint32_t from, to; /* enum kvt_layout_order; the same one twice is a plain copy */
     uint32_t layers, pages, tokens, heads;
-    uint32_t head_bytes; /* bytes of one head of one token: head_dim x element size */
+    uint32_t head_bytes; /* of one head of one token: head_dim x element size, twice that where a
+                            head's K and V lie side by side (vLLM's C) */
 };
 
 /* ---- the table ------------------------------------------------------------------------------- */

@@ -58,21 +58,73 @@ struct kvt_shape kvt_shape_quant(const struct kvt_quant_batch *batch, uint32_t b
     return shape;
 }
 
+/* Slowest first. */
+static const char *const orders[] = {
+    [KVT_LAYOUT_LAYER_FIRST] = "LBNH",      [KVT_LAYOUT_PAGE_FIRST] = "BLNH",
+    [KVT_LAYOUT_HEAD_SPLIT] = "BHLN",       [KVT_LAYOUT_LAYER_FIRST_HEADS] = "LBHN",
+    [KVT_LAYOUT_PAGE_FIRST_HEADS] = "BLHN", [KVT_LAYOUT_LAYER_SPLIT] = "LHBN",
+    [KVT_LAYOUT_TOKEN_FIRST] = "BNLH",      [KVT_LAYOUT_PAGE_HEAD] = "BHNL",
+};
+
+static struct kvt_steps steps_of(const struct kvt_relayout *change, uint32_t order)
+{
+    struct kvt_steps steps = {0};
+    uint64_t step = change->head_bytes;
+
+    for (uint32_t i = 4; i-- > 0;) {
+        switch (orders[order][i]) {
+        case 'L':
+            steps.layer = step;
+            step *= change->layers;
+            break;
+        case 'B':
+            steps.page = step;
+            step *= change->pages;
+            break;
+        case 'N':
+            steps.token = step;
+            step *= change->tokens;
+            break;
+        default:
+            steps.head = step;
+            step *= change->heads;
+            break;
+        }
+    }
+    return steps;
+}
+
+/* What both orders have as one run: all heads of a token, all tokens of a head, or both, which
+ * takes a second turn where tokens are the faster. */
+static void cut_runs(struct kvt_shape *shape, const struct kvt_relayout *change)
+{
+    const struct kvt_steps *from = &shape->from, *to = &shape->to;
+    uint64_t bytes = change->head_bytes;
+
+    shape->run_tokens = change->tokens;
+    shape->run_heads = change->heads;
+    for (uint32_t turn = 0; turn < 2; turn++) {
+        if (from->head == bytes && to->head == bytes) {
+            bytes *= shape->run_heads;
+            shape->run_heads = 1;
+        }
+        if (from->token == bytes && to->token == bytes) {
+            bytes *= shape->run_tokens;
+            shape->run_tokens = 1;
+        }
+    }
+    shape->run_bytes = (uint32_t)bytes;
+    shape->runs = shape->run_tokens * shape->run_heads;
+}
+
 struct kvt_shape kvt_shape_relayout(const struct kvt_relayout *change, uint32_t blocks_max)
 {
-    bool is_split =
-        (change->from == KVT_LAYOUT_HEAD_SPLIT) != (change->to == KVT_LAYOUT_HEAD_SPLIT);
-    uint32_t run_bytes = change->head_bytes, runs = change->tokens * change->heads;
-    struct kvt_shape shape = {0};
+    struct kvt_shape shape = {.from = steps_of(change, change->from),
+                              .to = steps_of(change, change->to)};
 
-    if (!is_split && change->to != KVT_LAYOUT_HEAD_SPLIT) {
-        run_bytes *= runs;
-        runs = 1;
-    }
-    cut(&shape, run_bytes);
-    shape.runs = runs;
-    shape.run_bytes = run_bytes;
-    share(&shape, (uint64_t)runs * shape.chunks, shape.threads / shape.lanes,
+    cut_runs(&shape, change);
+    cut(&shape, shape.run_bytes);
+    share(&shape, (uint64_t)shape.runs * shape.chunks, shape.threads / shape.lanes,
           (uint64_t)change->layers * change->pages, blocks_max);
     return shape;
 }

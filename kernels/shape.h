@@ -13,12 +13,18 @@ extern "C" {
 #define KVT_SHAPE_THREADS 256u /* of a block */
 #define KVT_SHAPE_BLOCKS_MAX 4096u
 
+struct kvt_steps { /* of a layout: bytes from one to the next */
+    uint64_t layer, page, token, head;
+};
+
 struct kvt_shape {
     uint32_t blocks_x, blocks_y, threads; /* none is 0 */
     /* copies: threads that move a unit together, bytes of a unit, units of the longest part */
     uint32_t lanes, chunk_bytes, chunks;
-    /* relayout: neighbouring bytes that stay neighbours, and how often in a page of a layer */
-    uint32_t runs, run_bytes;
+    /* relayout: neighbouring bytes of a page of a layer that stay neighbours; how often there are
+     * such: run_tokens x run_heads; and where the two orders have what */
+    uint32_t runs, run_bytes, run_tokens, run_heads;
+    struct kvt_steps from, to;
 };
 
 /* @blocks_max bounds blocks_x * blocks_y. The arguments were found in order (args.h), and there is
