@@ -1,7 +1,7 @@
 /* Quantisation: every one of the 65,536 inputs of both element types to both kinds of codes, and
- * every code back, against tables (naive_quant.c); whole payloads of random shapes through every
- * table, whole and in parts; sizes; what is refused. */
-#include <inttypes.h>
+ * every code back, against tables (naive_quant.c), for one element, for rows in every width of
+ * vectors and for payloads in every table; payloads of random shapes, whole and in parts; sizes;
+ * what is refused. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,50 +29,100 @@ static float random_scale(uint64_t *state, uint32_t round)
     return naive_scale(&half, 1, elems[round % 2], kinds[round / 2 % 2]);
 }
 
-/* All 65,536 inputs, for each of many scales. */
-static void test_every_input(void **test_state)
+#define INPUTS 65536u
+
+/* Of all inputs; @shift: so many later, that each is in several lanes of a vector. */
+static void every_half(uint16_t *halves, uint32_t shift)
 {
-    uint64_t state = naive_seed("quantisation", 1), tried = 0;
-
-    (void)test_state;
-    for (uint32_t round = 0; round < 24; round++) {
-        float scale = random_scale(&state, round);
-
-        for (uint32_t k = 0; k < 4; k++) {
-            int is_bf16 = elems[k % 2] == KVT_ELEM_BF16, is_int8 = kinds[k / 2] == KVT_QUANT_INT8;
-
-            for (uint32_t half = 0; half < 65536; half++) {
-                uint32_t code = kvt_quant_code(half, scale, is_bf16, is_int8);
-
-                if (code != naive_encode((uint16_t)half, scale, elems[k % 2], kinds[k / 2]))
-                    fail_msg("elem %u kind %u scale %a: %#x became %#x", elems[k % 2], kinds[k / 2],
-                             (double)scale, half, code);
-                tried++;
-            }
-        }
-    }
-    printf("%" PRIu64 " inputs\n", tried);
+    for (uint32_t i = 0; i < INPUTS; i++)
+        halves[(i + shift) % INPUTS] = (uint16_t)i;
 }
 
-/* All codes back, for the scale of every magnitude there is. */
+/* All 65,536 inputs, for each of many scales: one at a time, and as a row in every width. */
+static void test_every_input(void **test_state)
+{
+    static uint16_t halves[INPUTS];
+    static uint8_t wanted[INPUTS], codes[INPUTS];
+    const struct kvt_loops *list[4];
+    uint32_t count = kvt_loops_list(list);
+    uint64_t state = naive_seed("quantisation", 1);
+
+    (void)test_state;
+    for (uint32_t round = 0; round < 24 * 4; round++) {
+        int kind = (int)round % 4, is_bf16 = kind & KVT_LOOPS_BF16, is_int8 = kind & KVT_LOOPS_INT8;
+        float scale = random_scale(&state, round / 4);
+
+        every_half(halves, round * 5);
+        for (uint32_t i = 0; i < INPUTS; i++) {
+            uint32_t code = kvt_quant_code(halves[i], scale, is_bf16, is_int8);
+
+            wanted[i] = naive_encode(halves[i], scale, elems[is_bf16 != 0], kinds[is_int8 != 0]);
+            if (code != wanted[i])
+                fail_msg("kind %d scale %a: %#x became %#x", kind, (double)scale, halves[i], code);
+        }
+        for (uint32_t i = 0; i < count; i++) {
+            memset(codes, 0, sizeof(codes));
+            list[i]->encode(codes, (const unsigned char *)halves, INPUTS, scale, kind);
+            assert_memory_equal(codes, wanted, INPUTS);
+        }
+    }
+    printf("%u widths\n", count);
+}
+
+/* All codes back, for the scale of every magnitude there is; as a row that begins with any. */
 static void test_every_code(void **test_state)
 {
+    const struct kvt_loops *list[4];
+    uint32_t count = kvt_loops_list(list);
+    uint16_t wanted[256], halves[256];
+    uint8_t codes[256];
+
     (void)test_state;
-    for (uint32_t k = 0; k < 4; k++) {
-        int is_bf16 = elems[k % 2] == KVT_ELEM_BF16, is_int8 = kinds[k / 2] == KVT_QUANT_INT8;
+    for (int kind = 0; kind < 4; kind++) {
+        int is_bf16 = kind & KVT_LOOPS_BF16, is_int8 = kind & KVT_LOOPS_INT8;
 
         for (uint32_t most = 0; most < 0x8000u; most += is_int8 ? 17 : 13) {
             uint16_t half = (uint16_t)most;
-            float scale = naive_scale(&half, 1, elems[k % 2], kinds[k / 2]);
+            float scale = naive_scale(&half, 1, elems[is_bf16 != 0], kinds[is_int8 != 0]);
 
-            for (uint32_t code = 0; code < 256; code++) {
+            for (uint32_t i = 0; i < 256; i++) {
+                uint8_t code = codes[i] = (uint8_t)(i + most);
                 uint32_t back = kvt_quant_value(code, scale, is_bf16, is_int8);
 
-                if (back != naive_decode((uint8_t)code, scale, elems[k % 2], kinds[k / 2]))
-                    fail_msg("elem %u kind %u scale %a: code %#x became %#x", elems[k % 2],
-                             kinds[k / 2], (double)scale, code, back);
+                wanted[i] = naive_decode(code, scale, elems[is_bf16 != 0], kinds[is_int8 != 0]);
+                if (back != wanted[i])
+                    fail_msg("kind %d scale %a: code %#x became %#x", kind, (double)scale, code,
+                             back);
+            }
+            for (uint32_t i = 0; i < count; i++) {
+                memset(halves, 0xa5, sizeof(halves));
+                list[i]->decode((unsigned char *)halves, codes, 256, scale, kind);
+                assert_memory_equal(halves, wanted, sizeof(wanted));
             }
         }
+    }
+}
+
+/* Each input alone among zeros, in any lane. */
+static void test_every_magnitude(void **test_state)
+{
+    const struct kvt_loops *list[4];
+    uint32_t count = kvt_loops_list(list);
+    uint16_t row[67] = {0};
+
+    (void)test_state;
+    for (uint32_t half = 0; half < INPUTS; half++) {
+        uint32_t rest = half & 0x7fffu, at = half % KVT_COUNT_OF(row);
+
+        row[at] = (uint16_t)half;
+        for (uint32_t i = 0; i < 2 * count; i++) {
+            uint32_t infinity = i % 2 == 0 ? 0x7c00u : 0x7f80u;
+            uint32_t most = list[i / 2]->magnitude((const unsigned char *)row, KVT_COUNT_OF(row),
+                                                   i % 2 == 0 ? 0 : KVT_LOOPS_BF16);
+
+            assert_int_equal(most, rest < infinity ? rest : 0);
+        }
+        row[at] = 0;
     }
 }
 
@@ -288,6 +338,59 @@ static void test_payloads(void **test_state)
     }
 }
 
+/* Payloads that have all 65,536 inputs: of neighbouring ones in each head, whose sizes are alike
+ * then, or all of them in one. And their codes back. */
+static void try_every_input(struct kvt_quant_spec spec, uint32_t shift)
+{
+    const struct kvt_kernels *tables[4];
+    const uint32_t planes_count = INPUTS * 2 / (uint32_t)kvt_quant_plane_bytes(&spec);
+    const uint32_t head_elems = spec.plane_tokens * spec.head_dim;
+    struct payload payload = {.spec = spec, .planes_count = planes_count, .raw_bytes = INPUTS * 2};
+
+    payload.quantised_bytes = kvt_quant_bytes(&spec, payload.raw_bytes);
+    payload.raw = aligned_alloc(16, payload.raw_bytes + 16);
+    payload.back = malloc(payload.raw_bytes);
+    payload.quantised = aligned_alloc(16, payload.quantised_bytes);
+    payload.wanted = malloc(payload.quantised_bytes);
+    assert_true(payload.raw != NULL && payload.back != NULL && payload.quantised != NULL);
+    assert_true(payload.wanted != NULL);
+    for (uint32_t i = naive_tables(tables); i-- > 0;) {
+        for (uint32_t n = 0; n < INPUTS; n++) { /* heads first, tokens first */
+            uint32_t plane = n / (head_elems * spec.heads), head = n / head_elems % spec.heads;
+            uint32_t token = n / spec.head_dim % spec.plane_tokens, dim = n % spec.head_dim;
+            uint32_t tokens_first = (token * spec.heads + head) * spec.head_dim + dim;
+
+            payload.raw[spec.order == KVT_ORDER_HEADS_FIRST
+                            ? n
+                            : plane * head_elems * spec.heads + tokens_first] = (uint16_t)n;
+        }
+        memset(payload.quantised, 0x5a, payload.quantised_bytes);
+        naive_quantise(&spec, planes_count, payload.raw, payload.wanted);
+        naive_dequantise(&spec, planes_count, payload.wanted, payload.back);
+        try_payload(tables[i], &payload, planes_count / 2, shift);
+    }
+    payload_free(&payload);
+}
+
+static void test_every_input_of_payloads(void **test_state)
+{
+    (void)test_state;
+    for (uint32_t i = 0; i < 4 * 2 * 2; i++) {
+        struct kvt_quant_spec spec = {.kind = (uint8_t)kinds[i % 2],
+                                      .elem = (uint8_t)elems[i / 2 % 2],
+                                      .order = i / 4 % 2 == 0 ? KVT_ORDER_TOKENS_FIRST
+                                                              : KVT_ORDER_HEADS_FIRST,
+                                      .plane_tokens = 16,
+                                      .heads = 64,
+                                      .head_dim = 16};
+
+        try_every_input(spec, i / 8);
+        spec.heads = 1;
+        spec.plane_tokens = spec.head_dim = 256;
+        try_every_input(spec, i / 8);
+    }
+}
+
 /* ---- sizes and refusals ------------------------------------------------------------------------
  */
 
@@ -403,11 +506,18 @@ static int setup(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_input),   cmocka_unit_test(test_every_code),
-        cmocka_unit_test(test_every_scale),   cmocka_unit_test(test_halves),
-        cmocka_unit_test(test_fp8_formula),   cmocka_unit_test(test_widths),
-        cmocka_unit_test(test_payloads),      cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_refused_specs), cmocka_unit_test(test_refused_jobs),
+        cmocka_unit_test(test_every_input),
+        cmocka_unit_test(test_every_code),
+        cmocka_unit_test(test_every_scale),
+        cmocka_unit_test(test_halves),
+        cmocka_unit_test(test_fp8_formula),
+        cmocka_unit_test(test_widths),
+        cmocka_unit_test(test_payloads),
+        cmocka_unit_test(test_every_magnitude),
+        cmocka_unit_test(test_every_input_of_payloads),
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_refused_specs),
+        cmocka_unit_test(test_refused_jobs),
     };
 
     return cmocka_run_group_tests(tests, setup, NULL);
