@@ -251,6 +251,12 @@ SHIM_DEFINE(plain, KVT_SHIM_PLAIN);
 SHIM_DEFINE(few, KVT_SHIM_FEW);
 SHIM_DEFINE(threads, KVT_SHIM_THREADS);
 
+void kvt_shim_traffic_take(struct kvt_shim_traffic *ret_traffic)
+{
+    *ret_traffic = shim_traffic;
+    shim_traffic = (struct kvt_shim_traffic){0};
+}
+
 const struct kvt_kernels *kvt_kernels_shim(enum kvt_shim_kind kind)
 {
     static const struct kvt_kernels *const tables[KVT_SHIM_KINDS] = {

@@ -11,5 +11,13 @@ enum kvt_shim_kind {
 };
 #define KVT_SHIM_KINDS 3
 
+/* How often the kernels' source loaded and stored 1, 2, 4, 8 and 16 bytes of payloads, pools and
+ * scales (jobs, pieces and ids are read as C reads them; a check is added, not stored). */
+struct kvt_shim_traffic {
+    uint64_t loads[5], stores[5];
+};
+/* By the calling thread since it last asked. */
+void kvt_shim_traffic_take(struct kvt_shim_traffic *ret_traffic);
+
 /* Never NULL. Calls are done when they return; any thread. */
 const struct kvt_kernels *kvt_kernels_shim(enum kvt_shim_kind kind);
