@@ -44,15 +44,27 @@ static struct kvt_device_config device_config(struct kvt_daemon *daemon)
 }
 
 /* One line a GPU; of one that is not there there is no more than the reason. */
-static void log_refused(const struct kvt_device_gpu *gpu)
+static void log_refused(const struct kvt_device_gpu *gpu, const char *what)
 {
     char uuid[KVT_GPU_UUID_TEXT_BYTES];
 
     kvt_gpu_uuid_text(gpu->info.uuid, uuid);
     if (gpu->info.name[0] == '\0')
-        kvt_log_warn("L1: not used: %s", gpu->why);
+        kvt_log_warn("L1: %s: %s", what, gpu->why);
     else
-        kvt_log_warn("L1: not used: %s (%s, %s)", gpu->why, gpu->info.name, uuid);
+        kvt_log_warn("L1: %s: %s (%s, %s)", what, gpu->why, gpu->info.name, uuid);
+}
+
+/* No GPU is used. Of one that was found: which, and why; of several the sum and a line each. */
+static void log_none(const struct kvt_device_report *report)
+{
+    if (report->refused_count == 1) {
+        log_refused(&report->refused[0], "off");
+        return;
+    }
+    kvt_log_warn("L1: off: %s", report->why);
+    for (uint32_t i = 0; i < report->refused_count; i++)
+        log_refused(&report->refused[i], "not used");
 }
 
 static void log_used(const struct kvt_device_gpu *gpu, const struct kvt_device_report *report)
@@ -72,6 +84,7 @@ static void log_used(const struct kvt_device_gpu *gpu, const struct kvt_device_r
 
 static void log_open(const struct kvt_daemon *daemon)
 {
+    const struct kvt_device_report *report = &daemon->l1.report;
     const struct kvt_tier *tier = daemon->tiers[KVT_TIER_DEVICE];
     struct kvt_device_gpu gpu;
     char size[KVT_SIZE_TEXT_BYTES];
@@ -79,11 +92,15 @@ static void log_open(const struct kvt_daemon *daemon)
     kvt_size_format_short(tier->capacity_bytes, size);
     kvt_log_info("L1: %s, %s", size, tier->detail);
     for (uint32_t i = 0; kvt_device_gpu(tier, i, &gpu); i++) {
-        if (gpu.state == KVT_GPU_REFUSED)
-            log_refused(&gpu);
-        else
+        if (gpu.state != KVT_GPU_REFUSED)
             log_used(&gpu, &daemon->l1.report);
+        else if (!gpu.is_left_out)
+            log_refused(&gpu, "not used");
     }
+    if (report->left_out_count > 0)
+        kvt_log_warn("L1: %u of %u GPUs are left out: L1 takes %u at most: name in tiers.l1.gpus "
+                     "which",
+                     report->left_out_count, report->gpus_count, KVT_ZONES_MAX);
 }
 
 static int fail(struct kvt_daemon *daemon, enum kvt_exit how, int r)
@@ -133,7 +150,7 @@ int kvt_start_l1(void *ctx)
         return 0;
     }
     if (r == KVT_DEVICE_E_NONE) {
-        kvt_log_warn("L1: off: %s", l1->report.why);
+        log_none(&l1->report);
         return 0;
     }
     if (r == -EINVAL && l1->report.why[0] != '\0') {

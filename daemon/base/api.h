@@ -543,7 +543,7 @@ enum kvt_api_gpu_state { /* as enum kvt_gpu_state */
                          KVT_API_GPU_LOST = 1,
                          KVT_API_GPU_REFUSED = 2,
 };
-#define KVT_API_GPUS_MAX (2 * KVT_ZONES_MAX)
+#define KVT_API_GPUS_MAX 64u /* in use, at most KVT_ZONES_MAX, and not */
 
 struct kvt_api_l1_stats {
     struct kvt_text backend;                  /* "none", "host", "cuda" */

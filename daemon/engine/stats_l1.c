@@ -6,6 +6,7 @@
 #include "tiers/device/device.h"
 #include "tiers/device/gpu.h"
 
+static_assert(KVT_API_GPUS_MAX == KVT_DEVICE_GPUS_MAX, "every GPU has its row");
 static_assert(KVT_API_GPU_OK == (int)KVT_GPU_OK && KVT_API_GPU_LOST == (int)KVT_GPU_LOST &&
                   KVT_API_GPU_REFUSED == (int)KVT_GPU_REFUSED,
               "api.h and device.h say the same");
@@ -124,10 +125,23 @@ static bool pin_stats(const struct kvt_tier *tier, struct kvt_op *op)
     return true;
 }
 
+/* GPU @idx of L1: of the tier, used or refused; without one those that kept it from being there. */
+static bool find_gpu(const struct kvt_engine *engine, uint32_t idx, struct kvt_device_gpu *ret_gpu)
+{
+    const struct kvt_tier *tier = engine->config.store.tiers[KVT_TIER_DEVICE];
+    const struct kvt_device_report *report = engine->config.l1.report;
+
+    if (tier != NULL || report == NULL)
+        return kvt_device_gpu(tier, idx, ret_gpu);
+    if (idx >= report->refused_count)
+        return false;
+    *ret_gpu = report->refused[idx];
+    return true;
+}
+
 bool eng_l1_stats(const struct kvt_engine *engine, struct kvt_op *op,
                   const struct kvt_store_stats *store)
 {
-    const struct kvt_tier *tier = engine->config.store.tiers[KVT_TIER_DEVICE];
     struct kvt_ans_stats *ans = &op->ans.stats;
     struct kvt_device_gpu *gpus;
     uint32_t count = 0;
@@ -137,9 +151,10 @@ bool eng_l1_stats(const struct kvt_engine *engine, struct kvt_op *op,
         ans->l1.held_bytes_per_engine_max = engine->config.held_bytes_per_engine_max;
     gpus = kvt_arena_array(op->arena, KVT_API_GPUS_MAX, sizeof(gpus[0]));
     ans->gpus = kvt_arena_array(op->arena, KVT_API_GPUS_MAX, sizeof(ans->gpus[0]));
-    if (gpus == NULL || ans->gpus == NULL || !pin_stats(tier, op))
+    if (gpus == NULL || ans->gpus == NULL ||
+        !pin_stats(engine->config.store.tiers[KVT_TIER_DEVICE], op))
         return false;
-    while (count < KVT_API_GPUS_MAX && kvt_device_gpu(tier, count, &gpus[count]))
+    while (count < KVT_API_GPUS_MAX && find_gpu(engine, count, &gpus[count]))
         count++;
     for (uint32_t i = 0; i < count; i++)
         if (!gpu_stats(engine, op, store, i, &gpus[i], &ans->gpus[i]))

@@ -143,6 +143,51 @@ static void test_heads(void **state)
     }
 }
 
+/* No GPU is used: those that are there are shown all the same, and nothing of copies. */
+static void test_none_used(void **state)
+{
+    static const char head[] = "L1\n"
+                               "  driver for CUDA 13.0, built for CUDA 12.9\n"
+                               "  off: none of 2 GPUs can be used; the first: GPU 0 is busy\n"
+                               "  gpu  uuid          name         state    sm  node     memory  "
+                               "arena  used  slots  moving  "
+                               "losses  back\n"
+                               "    0  GPU-1b2c0000  NVIDIA H200  refused  90     1  140.0 GiB    "
+                               "0 B   0 B      0     0 B  "
+                               "     0     0\n"
+                               "    2  GPU-00000000  NVIDIA T4    refused  75     -        0 B    "
+                               "0 B   0 B      0     0 B  "
+                               "     0     0\n"
+                               "  GPU 0 NVIDIA H200 refused: GPU 0 is busy\n"
+                               "  GPU 2 NVIDIA T4 refused: sm_75 is too old\n"
+                               "\n";
+    struct kvt_api_gpu_stats gpus[3];
+    struct kvt_ctl_report report = {0};
+    struct kvt_ans_stats stats;
+    struct page page;
+
+    (void)state;
+    fill(&stats, gpus);
+    gpus[1] = gpus[2];
+    gpus[0] = (struct kvt_api_gpu_stats){.uuid = {0x1b, 0x2c},
+                                         .name = TEXT("NVIDIA H200"),
+                                         .numa_node = 1,
+                                         .sm = 90,
+                                         .memory_bytes = UINT64_C(140) << 30,
+                                         .state = KVT_API_GPU_REFUSED,
+                                         .why = TEXT("GPU 0 is busy")};
+    stats.gpus_count = 2;
+    stats.l1.is_host_pinned = false;
+    stats.l1.why = TEXT("none of 2 GPUs can be used; the first: GPU 0 is busy");
+    page_open(&page);
+    kvt_ctl_view_l1(&page.view, &stats);
+    page_expect(&page, head);
+    kvt_ctl_check_gpus(&report, &stats);
+    assert_int_equal(report.count, 3);
+    assert_non_null(
+        strstr(report.findings[1].text, "GPU 0 NVIDIA H200 is not used: GPU 0 is busy"));
+}
+
 static void test_json(void **state)
 {
     static const char *const parts[] = {
@@ -435,7 +480,7 @@ int main(void)
         cmocka_unit_test(test_json),    cmocka_unit_test(test_health),
         cmocka_unit_test(test_missing), cmocka_unit_test(test_doctor_of_daemon),
         cmocka_unit_test(test_machine), cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_memory),  cmocka_unit_test(test_none_used),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

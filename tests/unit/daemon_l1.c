@@ -155,6 +155,56 @@ static void test_off(void **state)
     assert_int_equal(fake.closes, 0);
 }
 
+/* GPUs are there, and none is used: each with its reason, one line where there is one. */
+static void test_none_of(void **state)
+{
+    static const char *const cuda[] = {"tiers.l1.backend=cuda", "tiers.l1.bytes=60%", NULL};
+    struct kvt_device_gpu *gpus = fake.report.refused;
+    struct kvt_daemon daemon;
+    char log[2048];
+
+    (void)state;
+    fake.result = KVT_DEVICE_E_NONE;
+    fake.report.refused_count = 1;
+    gpus[0] = (struct kvt_device_gpu){
+        .info = {.name = "NVIDIA L4"}, .state = KVT_GPU_REFUSED, .why = "GPU 0 is busy"};
+    (void)snprintf(fake.report.why, sizeof(fake.report.why), "GPU 0 is busy");
+    assert_int_equal(start(&daemon, cuda, log, sizeof(log)), 0);
+    assert_int_equal(lines_of(log), 1);
+    assert_non_null(strstr(log, "L1: off: GPU 0 is busy (NVIDIA L4, GPU-00000000-"));
+    gpus[1] = (struct kvt_device_gpu){.state = KVT_GPU_REFUSED, .why = "no GPU 7"};
+    fake.report.refused_count = 2;
+    (void)snprintf(fake.report.why, sizeof(fake.report.why), "none of 2");
+    assert_int_equal(start(&daemon, cuda, log, sizeof(log)), 0);
+    assert_int_equal(lines_of(log), 3);
+    assert_non_null(strstr(log, "L1: off: none of 2\n"));
+    assert_non_null(strstr(log, "L1: not used: GPU 0 is busy (NVIDIA L4, "));
+    assert_non_null(strstr(log, "L1: not used: no GPU 7\n"));
+}
+
+/* More than can be used: one line for all those. */
+static void test_left_out(void **state)
+{
+    static const char *const cuda[] = {"tiers.l1.backend=cuda", "tiers.l1.bytes=1GiB", NULL};
+    struct kvt_daemon daemon;
+    char log[2048];
+
+    (void)state;
+    fake.gpus_count = 3;
+    fake.gpus[0] = (struct kvt_device_gpu){.info = {.name = "NVIDIA H200"}};
+    for (int i = 1; i < 3; i++)
+        fake.gpus[i] = (struct kvt_device_gpu){.index = 15 + i,
+                                               .info = {.name = "NVIDIA H200"},
+                                               .state = KVT_GPU_REFUSED,
+                                               .is_left_out = true};
+    fake.report.gpus_count = 18;
+    fake.report.left_out_count = 2;
+    assert_int_equal(start(&daemon, cuda, log, sizeof(log)), 0);
+    assert_int_equal(lines_of(log), 3);
+    assert_non_null(strstr(log, "L1: 2 of 18 GPUs are left out: L1 takes 16 at most: name in "
+                                "tiers.l1.gpus which\n"));
+}
+
 static void test_failures(void **state)
 {
     static const char *const host[] = {"tiers.l1.backend=host", "tiers.l1.bytes=3MiB", NULL};
@@ -339,6 +389,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_off, reset),
         cmocka_unit_test_setup(test_failures, reset),
+        cmocka_unit_test_setup(test_none_of, reset),
+        cmocka_unit_test_setup(test_left_out, reset),
         cmocka_unit_test_setup(test_configuration_is_handed_on, reset),
         cmocka_unit_test_setup(test_found, reset),
         cmocka_unit_test_setup(test_gpu_memory, reset),

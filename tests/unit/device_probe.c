@@ -241,12 +241,51 @@ static void test_choice(void **state)
     config.gpus = "19";
     cuda.count = 1;
     expect_none(NULL, "no GPU 19; there are: 0 (GPU-a0a0a0a0)");
-    /* All, of more than there can be zones. */
+}
+
+/* All, of more than there can be zones: the first that can be used are, the others are told. */
+static void test_more_than_zones(void **state)
+{
+    struct kvt_probe probe;
+
+    (void)state;
     cuda.count = GPUS_MAX;
-    config.gpus = "all";
+    cuda.info[2].sm = 75;
     assert_int_equal(kvt_probe_find(&calls, &config, NULL, &probe), 0);
-    assert_int_equal(probe.report.gpus_count, KVT_ZONES_MAX);
-    assert_int_equal(probe.gpus[KVT_ZONES_MAX - 1].index, KVT_ZONES_MAX - 1);
+    assert_int_equal(probe.report.gpus_count, GPUS_MAX);
+    assert_int_equal(probe.report.left_out_count, GPUS_MAX - KVT_ZONES_MAX - 1);
+    assert_int_equal(probe.report.refused_count, 0); /* the set's, then */
+    for (int i = 0; i < GPUS_MAX; i++) {
+        assert_int_equal(probe.gpus[i].index, i);
+        assert_int_equal(probe.gpus[i].is_left_out, i > (int)KVT_ZONES_MAX);
+        assert_int_equal(probe.gpus[i].state,
+                         i == 2 || i > (int)KVT_ZONES_MAX ? KVT_GPU_REFUSED : KVT_GPU_OK);
+    }
+    assert_string_equal(probe.gpus[17].why, "GPU 17 is left out: L1 takes 16 GPUs at most: name in "
+                                            "tiers.l1.gpus which");
+    config.gpus = "17, 18";
+    assert_int_equal(kvt_probe_find(&calls, &config, NULL, &probe), 0);
+    assert_int_equal(probe.report.left_out_count, 0);
+    assert_int_equal(probe.gpus[1].state, KVT_GPU_OK);
+}
+
+/* Each GPU that is not used is kept, with its name and its own reason. */
+static void test_all_refused(void **state)
+{
+    struct kvt_probe probe;
+
+    (void)state;
+    cuda.count = 2;
+    cuda.info[0].is_prohibited = true;
+    cuda.info[1].sm = 75;
+    config.gpus = "1, 0, 5";
+    assert_int_equal(kvt_probe_find(&calls, &config, NULL, &probe), KVT_DEVICE_E_NONE);
+    assert_int_equal(probe.report.refused_count, 3);
+    assert_int_equal(probe.report.refused[0].index, 1);
+    assert_string_equal(probe.report.refused[0].info.name, "NVIDIA Test");
+    assert_non_null(strstr(probe.report.refused[0].why, "is too old"));
+    assert_non_null(strstr(probe.report.refused[1].why, "is in compute mode"));
+    assert_non_null(strstr(probe.report.refused[2].why, "no GPU 5; there are: 0"));
 }
 
 static void test_words_that_mean_nothing(void **state)
@@ -479,6 +518,8 @@ int main(void)
         cmocka_unit_test_setup(test_too_old, begin),
         cmocka_unit_test_setup(test_exclusive, begin),
         cmocka_unit_test_setup(test_choice, begin),
+        cmocka_unit_test_setup(test_more_than_zones, begin),
+        cmocka_unit_test_setup(test_all_refused, begin),
         cmocka_unit_test_setup(test_words_that_mean_nothing, begin),
         cmocka_unit_test_setup(test_room, begin),
         cmocka_unit_test_setup(test_context_refused, begin),

@@ -90,6 +90,11 @@ static void test_refused(void **state)
         world->report.why,
         "none of 2 GPUs can be used; the first: GPU 0 is in exclusive mode: engines "
         "could not use it beside kvtierd: nvidia-smi -c DEFAULT, or MPS");
+    assert_int_equal(world->report.refused_count, 2);
+    assert_int_equal(world->report.refused[1].index, 1);
+    assert_int_equal(world->report.refused[1].state, KVT_GPU_REFUSED);
+    assert_true(world->report.refused[1].info.total_bytes > 0);
+    assert_non_null(strstr(world->report.refused[1].why, "GPU 1: 4.00 MiB wanted + 2.00 MiB"));
     /* The context of a GPU that is not used does not stay. */
     kvt_fake_cuda_count(&open);
     assert_int_equal(open.allocations + open.registered + open.pinned, 0);

@@ -183,7 +183,14 @@ static void test_not_there(struct call *call)
 /* L1 is to be on GPUs, and there is none. */
 static void test_off(void)
 {
-    static const struct kvt_device_report report = {.why = "no NVIDIA driver"};
+    static const struct kvt_device_report report = {
+        .why = "no NVIDIA driver",
+        .refused_count = 2,
+        .refused = {{.info = {.name = "NVIDIA L4", .total_bytes = KVT_GIB, .uuid = {7}},
+                     .state = KVT_GPU_REFUSED,
+                     .numa_node = -1,
+                     .why = "busy"},
+                    {.index = 1, .state = KVT_GPU_REFUSED, .why = "too old"}}};
     const struct world_config config = {.seed = 1,
                                         .l2_bytes = 1u << 20,
                                         .index_bytes = 8u << 20,
@@ -198,7 +205,13 @@ static void test_off(void)
     rig_init(&rig, &config);
     call = &rig.call;
     stats = ask(call);
-    CHECK(is(stats->l1.why, "no NVIDIA driver") && stats->gpus_count == 0);
+    CHECK(is(stats->l1.why, "no NVIDIA driver") && stats->gpus_count == 2);
+    /* Each that is not used, as what and why. */
+    CHECK(is(stats->gpus[0].name, "NVIDIA L4") && is(stats->gpus[0].why, "busy"));
+    CHECK(stats->gpus[0].memory_bytes == KVT_GIB && stats->gpus[0].uuid[0] == 7);
+    CHECK(stats->gpus[0].state == KVT_API_GPU_REFUSED && stats->gpus[0].paths_count == 0);
+    CHECK(stats->gpus[1].index == 1 && is(stats->gpus[1].why, "too old"));
+    CHECK(counter(stats, "gpu_losses", "gpu=0") == UINT64_MAX);
     CHECK(stats->tiers[KVT_TIER_DEVICE].health == KVT_TIER_HEALTH_OFF);
     call_begin(call, KVT_OP_HEALTH);
     call_run(call);

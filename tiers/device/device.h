@@ -47,6 +47,7 @@ struct kvt_device_config {
     const struct kvt_device_found *found;
 };
 #define KVT_DEVICE_LINE_BYTES 256u /* of one line for people */
+#define KVT_DEVICE_GPUS_MAX 64u    /* of a machine that are looked at; KVT_ZONES_MAX can be used */
 
 /* "GPU-1b2c3d4e-....", as nvidia-smi -L has it. Indices are CUDA's, which CUDA_VISIBLE_DEVICES and
  * CUDA_DEVICE_ORDER change: whoever names a GPU to people gives both. */
@@ -66,7 +67,8 @@ struct kvt_device_gpu { /* for people, statistics and kvtier-ctl devices; fixed 
     int index;     /* CUDA's; -1: no GPU has the UUID that the configuration names */
     int numa_node; /* -1: not known */
     enum kvt_gpu_state state;
-    char why[160]; /* "" when it is in service */
+    bool is_left_out; /* refused, for KVT_ZONES_MAX others are used */
+    char why[160];    /* "" when it is in service */
     uint64_t arena_bytes, staging_bytes;
     uint64_t lost_ns;                              /* CLOCK_MONOTONIC when it was lost; 0 */
     const struct kvt_gpu_counters *counters;       /* NULL: refused */
@@ -79,10 +81,15 @@ struct kvt_device_report {                  /* what open found */
     bool has_cuda;                          /* of this build */
     int driver_version, runtime_version;    /* 13000 is 13.0; 0: none */
     uint32_t gpus_count;                    /* found and configured, used or refused */
+    uint32_t left_out_count;                /* of those */
     bool is_host_pinned;                    /* then; kvt_device_host_pin is what holds now */
     char pin_why[KVT_DEVICE_PIN_WHY_BYTES]; /* why L2 is not pinned */
     char why[KVT_DEVICE_LINE_BYTES]; /* no GPU is used at all: the one line that says why and what
                                         to do; else "" */
+    /* When nothing was opened: each GPU that was found or named, and why it is not used. Else
+     * kvt_device_gpu has them behind those that are. */
+    uint32_t refused_count;
+    struct kvt_device_gpu refused[KVT_DEVICE_GPUS_MAX];
 };
 
 #define KVT_DEVICE_E_NONE 1 /* cuda: no GPU can be used: report->why. Nothing was opened */

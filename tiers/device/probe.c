@@ -256,8 +256,8 @@ static KVT_PRINTF(2, 3) void refuse(struct kvt_device_gpu *gpu, const char *form
 /* What CUDA says of all its GPUs. */
 struct shown {
     int count;
-    struct kvt_device_gpu gpus[KVT_PROBE_SHOWN_MAX];
-    bool is_taken[KVT_PROBE_SHOWN_MAX];
+    struct kvt_device_gpu gpus[KVT_DEVICE_GPUS_MAX];
+    bool is_taken[KVT_DEVICE_GPUS_MAX];
 };
 
 /* Of the exclusive modes MPS alone lets a second process in: its server has the one context. */
@@ -290,7 +290,7 @@ static void judge(const struct kvt_device_config *config, struct kvt_device_gpu 
 static void show(const struct kvt_cuda_calls *calls, const struct kvt_device_config *config,
                  int count, struct shown *shown)
 {
-    shown->count = KVT_MIN(count, (int)KVT_PROBE_SHOWN_MAX);
+    shown->count = KVT_MIN(count, (int)KVT_DEVICE_GPUS_MAX);
     for (int i = 0; i < shown->count; i++) {
         struct kvt_device_gpu *gpu = &shown->gpus[i];
         int error = calls->device_info(i, &gpu->info);
@@ -376,6 +376,25 @@ void kvt_probe_tell_none(struct kvt_probe *probe)
         (void)snprintf(report->why, sizeof(report->why),
                        "none of %u GPUs can be used; the first: %s", report->gpus_count,
                        probe->gpus[0].why);
+    memcpy(report->refused, probe->gpus, report->gpus_count * sizeof(probe->gpus[0]));
+    report->refused_count = report->gpus_count;
+}
+
+/* As many as there can be zones; whoever has more has to say which. */
+static void leave_out(struct kvt_probe *probe)
+{
+    uint32_t usable = 0;
+
+    for (uint32_t i = 0; i < probe->report.gpus_count; i++) {
+        struct kvt_device_gpu *gpu = &probe->gpus[i];
+
+        if (gpu->state == KVT_GPU_REFUSED || ++usable <= KVT_ZONES_MAX)
+            continue;
+        refuse(gpu, "GPU %d is left out: L1 takes %u GPUs at most: name in tiers.l1.gpus which",
+               gpu->index, KVT_ZONES_MAX);
+        gpu->is_left_out = true;
+        probe->report.left_out_count++;
+    }
 }
 
 int kvt_probe_find(const struct kvt_cuda_calls *calls, const struct kvt_device_config *config,
@@ -405,14 +424,14 @@ int kvt_probe_find(const struct kvt_cuda_calls *calls, const struct kvt_device_c
         return KVT_DEVICE_E_NONE;
     }
     show(calls, config, count, &shown);
-    report->gpus_count =
-        choices.is_all ? KVT_MIN((uint32_t)shown.count, KVT_PROBE_CHOICES_MAX) : choices.count;
+    report->gpus_count = choices.is_all ? (uint32_t)shown.count : choices.count;
     for (uint32_t i = 0; i < report->gpus_count; i++) {
         if (choices.is_all)
             ret_probe->gpus[i] = shown.gpus[i];
         else
             choose(&ret_probe->gpus[i], &choices.choices[i], &shown);
     }
+    leave_out(ret_probe);
     if (has_usable(ret_probe))
         return 0;
     kvt_probe_tell_none(ret_probe);

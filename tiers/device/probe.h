@@ -12,7 +12,6 @@
 
 #define KVT_PROBE_CHOICES_MAX KVT_ZONES_MAX
 #define KVT_PROBE_UUID_DIGITS_MIN 8u
-#define KVT_PROBE_SHOWN_MAX 64u /* GPUs of a machine that are looked at */
 
 struct kvt_probe_choice {
     int index;                                /* -1: by UUID */
@@ -31,8 +30,9 @@ KVT_MUST_USE int kvt_probe_parse(const char *gpus, struct kvt_probe_choices *ret
 
 struct kvt_probe {
     struct kvt_device_report report;
-    struct kvt_device_gpu gpus[KVT_PROBE_CHOICES_MAX]; /* report.gpus_count of them, in the order
-                                                          of the configuration */
+    struct kvt_device_gpu gpus[KVT_DEVICE_GPUS_MAX]; /* report.gpus_count of them, in the order of
+                                                        the configuration; at most KVT_ZONES_MAX
+                                                        are not refused */
 };
 
 /* 0: at least one GPU is not refused; KVT_DEVICE_E_NONE, -EINVAL: report.why. *ret_probe is set in
@@ -47,7 +47,7 @@ KVT_MUST_USE int kvt_probe_find(const struct kvt_cuda_calls *calls,
 void kvt_probe_size(const struct kvt_cuda_calls *calls, const struct kvt_device_config *config,
                     struct kvt_device_gpu *gpu);
 
-/* The line of a probe of which no GPU is used. */
+/* The line of a probe of which no GPU is used; and the report keeps each with its own reason. */
 void kvt_probe_tell_none(struct kvt_probe *probe);
 
 /* Why CUDA does not work here at all, in one line. @error is device_count's, 0: it found

@@ -479,7 +479,7 @@ int kvt_device_set_open(struct kvt_tier **ret_tier, const struct kvt_device_conf
     }
     if (r != 0)
         return r;
-    r = set_new(&set, config, calls, probe.report.gpus_count);
+    r = set_new(&set, config, calls, KVT_MIN(probe.report.gpus_count, KVT_ZONES_MAX));
     if (r < 0)
         return r;
     /* One that is open already may be lost while the next is opened. */

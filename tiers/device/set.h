@@ -102,7 +102,7 @@ struct kvt_device_set {
     struct kvt_device_config config;
     uint32_t members_count, refused_count;
     struct kvt_device_member members[KVT_ZONES_MAX];
-    struct kvt_device_gpu refused[KVT_ZONES_MAX];
+    struct kvt_device_gpu refused[KVT_DEVICE_GPUS_MAX];
     pthread_mutex_t words, recovery;
     uint32_t outstanding, reap_first; /* the engine's, and so is: */
     struct kvt_worker_queue finished; /* what no GPU had to see */

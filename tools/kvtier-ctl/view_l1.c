@@ -194,6 +194,14 @@ static void view_head(const struct kvt_ctl_view *view, const struct kvt_api_l1_s
     (void)fputc('\n', view->out);
 }
 
+static bool has_used(const struct kvt_ans_stats *stats)
+{
+    for (uint32_t i = 0; i < stats->gpus_count; i++)
+        if (stats->gpus[i].state != KVT_API_GPU_REFUSED)
+            return true;
+    return false;
+}
+
 void kvt_ctl_view_l1(const struct kvt_ctl_view *view, const struct kvt_ans_stats *stats)
 {
     char text[KVT_CTL_TEXT_BYTES];
@@ -217,8 +225,10 @@ void kvt_ctl_view_l1(const struct kvt_ctl_view *view, const struct kvt_ans_stats
         view_gpus(view, stats);
         for (uint32_t i = 0; i < stats->gpus_count; i++)
             kvt_ctl_view_gpu_trouble(view, &stats->gpus[i]);
-        view_paths(view, stats);
-        view_work(view, stats);
+        if (has_used(stats)) {
+            view_paths(view, stats);
+            view_work(view, stats);
+        }
     }
     (void)fputc('\n', view->out);
 }
