@@ -127,7 +127,7 @@ int kvt_config_set(struct kvt_config *config, const char *assignment,
         problem(report, "--set %s: %s", key->path, why);
         return -EINVAL;
     }
-    problem(report, "--set %.*s: no such key (kvtierd --print-config lists them)",
+    problem(report, "--set %.*s: no such key (kvtierd --print-keys lists them)",
             (int)(equals - assignment), assignment);
     return -EINVAL;
 }

@@ -131,6 +131,11 @@ struct kvt_config_device {
 uint32_t kvt_config_devices(const struct kvt_config *config,
                             struct kvt_config_device ret_devices[KVT_ZONES_MAX]);
 
+#define KVT_CONFIG_LINE_BYTES 256u /* of one line for people */
+/* Whether keys are set that are for GPUs alone while tiers.l1.backend is not cuda: allowed, so that
+ * an operator can switch L1 off by one key, and worth a line. */
+bool kvt_config_idle_keys(const struct kvt_config *config, char ret_line[KVT_CONFIG_LINE_BYTES]);
+
 /* Memory that the machine or the cgroup allows; 0 when unknown. */
 uint64_t kvt_config_ram_bytes(void);
 /* @share as bytes, where its percentage is one of @whole_bytes. */

@@ -1,5 +1,6 @@
 /* tiers.l1.gpus as it is written: "all", or indices and UUIDs between commas. Pure: whether there
  * are such GPUs is found out when L1 is opened, on the machine that has them. */
+#include <stdio.h>
 #include <string.h>
 
 #include "daemon/config_keys.h"
@@ -90,6 +91,21 @@ uint32_t kvt_config_gpus_count(const struct kvt_config *config)
     while (kvt_config_paths_next(&at, name, &bytes))
         count++;
     return count;
+}
+
+bool kvt_config_idle_keys(const struct kvt_config *config, char ret_line[KVT_CONFIG_LINE_BYTES])
+{
+    bool has_gpus = strcmp(config->l1.gpus, "all") != 0, has_export = config->l1.is_export;
+
+    if (config->l1.backend == KVT_CONFIG_L1_CUDA || (!has_gpus && !has_export))
+        return false;
+    (void)snprintf(
+        ret_line, KVT_CONFIG_LINE_BYTES,
+        "%s%s%s set, but tiers.l1.backend is %s: only cuda has GPUs, nothing comes of it",
+        has_gpus ? "tiers.l1.gpus" : "", has_gpus && has_export ? " and " : "",
+        has_export ? (has_gpus ? "tiers.l1.export are" : "tiers.l1.export is") : " is",
+        config->l1.backend == KVT_CONFIG_L1_HOST ? "host" : "none");
+    return true;
 }
 
 uint64_t kvt_config_share_bytes(const struct kvt_config_share *share, uint64_t whole_bytes)

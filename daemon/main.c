@@ -143,6 +143,18 @@ static int load_config(struct kvt_config *config, const struct options *options,
     return kvt_config_check(config, &facts, report);
 }
 
+/* The answer to --check-config; what is allowed and does nothing is told beside it. */
+static void say_fine(const struct kvt_config *config, const struct options *options)
+{
+    char idle[KVT_CONFIG_LINE_BYTES];
+
+    if (kvt_config_idle_keys(config, idle))
+        (void)fprintf(stderr, "warning: %s\n", idle);
+    (void)printf("%s%s: the configuration is fine\n",
+                 options->config_path == NULL ? "defaults" : options->config_path,
+                 options->sets_count > 0 ? " with --set" : "");
+}
+
 /* ---- signals and stop ----------------------------------------------------------------------- */
 
 static sigset_t handled_signals(void)
@@ -260,8 +272,7 @@ int main(int argc, char **argv)
     if (options.is_print)
         kvt_config_print(&config, STDOUT_FILENO);
     if (options.is_check)
-        (void)printf("%s: the configuration is fine\n",
-                     options.config_path == NULL ? "defaults" : options.config_path);
+        say_fine(&config, &options);
     if (options.is_check || options.is_print)
         return KVT_EXIT_OK;
 

@@ -136,9 +136,11 @@ int kvt_start_l1(void *ctx)
 {
     struct kvt_daemon *daemon = ctx;
     struct kvt_daemon_l1 *l1 = &daemon->l1;
-    char size[KVT_SIZE_TEXT_BYTES];
+    char size[KVT_SIZE_TEXT_BYTES], idle[KVT_CONFIG_LINE_BYTES];
     int r;
 
+    if (kvt_config_idle_keys(daemon->config, idle))
+        kvt_log_warn("L1: %s", idle);
     if (daemon->config->l1.backend == KVT_CONFIG_L1_NONE) {
         kvt_log_info("L1: off: not configured (tiers.l1.backend is none)");
         return 0;

@@ -83,6 +83,15 @@ class Ctl(Base):
         self.assertEqual(json.loads(self.ok("health", "--json"))["is_serving"], True)
         self.assertIn("nothing is stored", self.ok("tree"))
 
+    def test_one_name_of_the_socket(self):
+        """Every tool takes the socket from the same variable."""
+        nowhere = os.path.join(self.scratch.name, "nowhere.sock")
+        for command in ([BENCH, "synth", "--limit", "1"], [CTL, "stats"]):
+            done = subprocess.run(command, capture_output=True, timeout=60, check=False, text=True,
+                                  env={**os.environ, "KVTIERD_SOCKET": nowhere})
+            self.assertNotEqual(done.returncode, 0, command)
+            self.assertIn("nowhere.sock", done.stderr, command)
+
     def test_devices(self):
         out = self.ok("devices")
         self.assertIn("L1\n  off: not configured (tiers.l1.backend is none)\n", out)

@@ -165,6 +165,14 @@ class CommandLine(Base):
         for option in ("--rebuild-l3", "--format"):
             self.assertIn(option, run("--help")[1])
 
+    def test_what_was_checked_is_named(self):
+        self.assertEqual(run("--check-config"), (0, "defaults: the configuration is fine\n", ""))
+        self.assertEqual(run("--check-config", "--set", "tiers.l2.bytes=8MiB"),
+                         (0, "defaults with --set: the configuration is fine\n", ""))
+        status, out, err = run("--check-config", "--set", "tiers.l1.export=true")
+        self.assertEqual((status, out), (0, "defaults with --set: the configuration is fine\n"))
+        self.assertIn("warning: tiers.l1.export is set, but tiers.l1.backend is none", err)
+
     def test_print_config_round_trips(self):
         sets = ["--set", "tiers.l2.bytes=96MiB", "--set", "stop.drain=false",
                 "--set", f"server.socket={self.directory}/a b.sock"]

@@ -155,6 +155,10 @@ static void test_help_names_everything(void **state)
         (void)fclose(out);
         assert_non_null(strstr(text, "usage: kvtier-ctl"));
         assert_non_null(strstr(text, "--socket PATH"));
+        for (const char *line = text; *line != '\0'; line += strcspn(line, "\n") + 1)
+            if (line[0] != ' ' && strcspn(line, "\n") > 100)
+                fail_msg("longer than a terminal is wide: %.*s", (int)strcspn(line, "\n"), line);
+        assert_null(strstr(text, "?."));
         if (c < KVT_CTL_COMMANDS)
             assert_non_null(strstr(text, kvt_ctl_command_name((enum kvt_ctl_command_id)c)));
     }

@@ -435,6 +435,42 @@ static void test_groups(void **state)
     forget(root);
 }
 
+/* Keys that only GPUs have, in a configuration without them. */
+static void test_idle_keys(void **state)
+{
+    static const struct {
+        const char *yaml, *says; /* says NULL: nothing */
+    } rows[] = {
+        {"tiers:\n  l1:\n    backend: host\n    bytes: 1GiB\n    export: true\n",
+         "tiers.l1.export is set, but"},
+        {"tiers:\n  l1:\n    gpus: \"0, 1\"\n", "tiers.l1.gpus is set, but"},
+        {"tiers:\n  l1:\n    gpus: 0\n    export: true\n",
+         "tiers.l1.gpus and tiers.l1.export are set, but"},
+        {"tiers:\n  l1:\n    gpus: all\n    export: false\n", NULL},
+        {"tiers:\n  l1:\n    backend: cuda\n    bytes: 1GiB\n    gpus: 0\n    export: true\n",
+         NULL},
+    };
+    char root[] = "/tmp/kvt-gpus-XXXXXX", path[ROOM];
+    struct kvt_ctl_facts facts = {.gpu = {.has_driver = true}};
+
+    (void)state;
+    assert_non_null(mkdtemp(root));
+    (void)snprintf(path, sizeof(path), "%s/c.yaml", root);
+    for (size_t i = 0; i < KVT_COUNT_OF(rows); i++) {
+        struct kvt_ctl_report report = {0};
+        struct kvt_ctl_pools pools;
+
+        put(root, "/c.yaml", rows[i].yaml, 0600);
+        assert_int_equal(kvt_ctl_pools_load(&pools, path, stderr), KVT_CTL_OK);
+        kvt_ctl_check_gpu_machine(&report, &facts, &pools);
+        if (rows[i].says != NULL)
+            expect(&report, KVT_CTL_LEVEL_WARN, rows[i].says);
+        else
+            assert_int_equal(kvt_ctl_report_worst(&report), KVT_CTL_LEVEL_OK);
+    }
+    forget(root);
+}
+
 /* What a configuration wants of the machine's memory: pinned staging of each GPU, or a share. */
 static void test_memory(void **state)
 {
@@ -476,11 +512,12 @@ static void test_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_page),    cmocka_unit_test(test_heads),
-        cmocka_unit_test(test_json),    cmocka_unit_test(test_health),
-        cmocka_unit_test(test_missing), cmocka_unit_test(test_doctor_of_daemon),
-        cmocka_unit_test(test_machine), cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_memory),  cmocka_unit_test(test_none_used),
+        cmocka_unit_test(test_page),      cmocka_unit_test(test_heads),
+        cmocka_unit_test(test_json),      cmocka_unit_test(test_health),
+        cmocka_unit_test(test_missing),   cmocka_unit_test(test_doctor_of_daemon),
+        cmocka_unit_test(test_machine),   cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_memory),    cmocka_unit_test(test_none_used),
+        cmocka_unit_test(test_idle_keys),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

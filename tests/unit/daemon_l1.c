@@ -205,6 +205,32 @@ static void test_left_out(void **state)
                                 "tiers.l1.gpus which\n"));
 }
 
+/* Keys that only GPUs have, without GPUs. */
+static void test_idle_keys(void **state)
+{
+    static const char *const off[] = {"tiers.l1.export=true", NULL};
+    static const char *const host[] = {"tiers.l1.backend=host", "tiers.l1.bytes=4MiB",
+                                       "tiers.l1.gpus=0", NULL};
+    static const char *const both[] = {"tiers.l1.gpus=0", "tiers.l1.export=true", NULL};
+    static const char *const cuda[] = {"tiers.l1.backend=cuda", "tiers.l1.bytes=4MiB",
+                                       "tiers.l1.gpus=0", "tiers.l1.export=true", NULL};
+    struct kvt_daemon daemon;
+    char log[1024];
+
+    (void)state;
+    assert_int_equal(start(&daemon, off, log, sizeof(log)), 0);
+    assert_non_null(strstr(log, "L1: tiers.l1.export is set, but tiers.l1.backend is none: only "
+                                "cuda has GPUs, nothing comes of it\n"));
+    assert_int_equal(lines_of(log), 2);
+    assert_int_equal(start(&daemon, host, log, sizeof(log)), 0);
+    assert_non_null(strstr(log, "L1: tiers.l1.gpus is set, but tiers.l1.backend is host: "));
+    assert_int_equal(start(&daemon, both, log, sizeof(log)), 0);
+    assert_non_null(strstr(log, "L1: tiers.l1.gpus and tiers.l1.export are set, but"));
+    assert_int_equal(start(&daemon, cuda, log, sizeof(log)), 0);
+    assert_null(strstr(log, "is set, but"));
+    assert_null(strstr(log, "are set, but"));
+}
+
 static void test_failures(void **state)
 {
     static const char *const host[] = {"tiers.l1.backend=host", "tiers.l1.bytes=3MiB", NULL};
@@ -389,6 +415,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_off, reset),
         cmocka_unit_test_setup(test_failures, reset),
+        cmocka_unit_test_setup(test_idle_keys, reset),
         cmocka_unit_test_setup(test_none_of, reset),
         cmocka_unit_test_setup(test_left_out, reset),
         cmocka_unit_test_setup(test_configuration_is_handed_on, reset),

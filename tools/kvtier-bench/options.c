@@ -113,7 +113,7 @@ static const char usage_text[] =
 
 static const char daemon_text[] =
     "\nThe daemon\n"
-    "  --socket PATH            main socket (default: $KVTIER_SOCKET, else\n"
+    "  --socket PATH            main socket (default: $KVTIERD_SOCKET, else\n"
     "                           /run/kvtierd/kvtierd.sock)\n"
     "  --deadline MS            of each call (default 10000; joining takes what it takes)\n"
     "  --namespace NAME         model name to declare (default kvtier-bench)\n"
@@ -367,7 +367,7 @@ static bool take_flag(struct kvt_bench_options *options, int id, const char *arg
 static void set_defaults(struct kvt_bench_options *options)
 {
     struct kvt_synth_options synth = kvt_synth_defaults();
-    const char *socket_path = getenv("KVTIER_SOCKET");
+    const char *socket_path = getenv("KVTIERD_SOCKET");
 
     *options = (struct kvt_bench_options){
         .socket_path = socket_path != NULL ? socket_path : "/run/kvtierd/kvtierd.sock",

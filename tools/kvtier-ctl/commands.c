@@ -22,7 +22,7 @@ static const struct kvt_ctl_option options[KVT_CTL_OPTIONS] = {
     {KVT_CTL_OPT_WATCH, "watch", "SECONDS", true, "again every SECONDS (2), with rates"},
     {KVT_CTL_OPT_ROUNDS, "rounds", "N", false, "with --watch: stop after N times"},
     {KVT_CTL_OPT_NAMESPACE, "namespace", "HEX", false,
-     "the beginning of a fingerprint (see 'namespaces'); not needed when there is one only"},
+     "the beginning of a fingerprint (see 'namespaces'), when there are several"},
     {KVT_CTL_OPT_TOKENS, "tokens", "1,2,3", false, "the prompt's token ids"},
     {KVT_CTL_OPT_TOKENS_FILE, "tokens-file", "FILE", false,
      "the same from a file ('-': standard input): text, or binary u32 little-endian"},
@@ -105,14 +105,14 @@ static const struct command {
                     "uses it, good slots may look bad.\nExit 4: it cannot be read, or is not of "
                     "kvtierd.\n",
                     {"inspect|verify", "PATH"}},
-    [KVT_CTL_HEALTH] = {"health", "is it serving? (for probes)", COMMON | BIT(STRICT),
+    [KVT_CTL_HEALTH] = {"health", "whether it is serving (for probes)", COMMON | BIT(STRICT),
                         "Exit 0 serving, 1 not serving (or degraded, with --strict), 3 no "
                         "daemon.\n"},
     [KVT_CTL_DOCTOR] =
-        {"doctor", "is this machine set up well for it?", COMMON | BIT(CONFIG),
+        {"doctor", "whether this machine is set up well for it", COMMON | BIT(CONFIG),
          "Huge pages, locked memory, io_uring, memory limits, GPU driver and nodes, "
          "the file system\nof L3, the sockets: ok, warn or bad, with the numbers and the remedy. "
-         "Works with and without a daemon. Exit 1\nwhen something is bad.\n"},
+         "Works with and\nwithout a daemon. Exit 1 when something is bad.\n"},
 };
 
 const struct kvt_ctl_option *kvt_ctl_option_find(const char *name, size_t name_bytes)

@@ -83,6 +83,7 @@ struct kvt_ctl_pools {
     uint64_t l1_milli_pct; /* of the machine's memory, in thousandths of a percent */
     uint64_t gpu_staging_bytes;
     bool is_cuda;
+    bool has_gpus, is_export;          /* tiers.l1.gpus is not all, tiers.l1.export is set */
     char l3_paths[KVT_CTL_YAML_BYTES]; /* as tiers.l3.path; "" unknown or off */
     char l3_index_dir[KVT_CTL_YAML_BYTES];
     char l2_detail[288]; /* of a running daemon: which pages it got */

@@ -105,6 +105,10 @@ static int take(struct kvt_ctl_pools *pools, const char *key, const char *value,
 
     if (strcmp(key, "tiers.l1.backend") == 0)
         pools->is_cuda = strcmp(value, "cuda") == 0;
+    if (strcmp(key, "tiers.l1.gpus") == 0)
+        pools->has_gpus = strcmp(value, "all") != 0;
+    if (strcmp(key, "tiers.l1.export") == 0)
+        pools->is_export = strcmp(value, "true") == 0;
     if (strcmp(key, "tiers.l1.bytes") == 0 && strchr(value, '%') != NULL &&
         kvt_size_parse_share(value, 100000, &pools->l1_milli_pct) == 0)
         return KVT_CTL_OK; /* what it is a part of is known later */
@@ -158,7 +162,8 @@ void kvt_ctl_pools_from_stats(struct kvt_ctl_pools *ret_pools, const struct kvt_
 {
     struct kvt_ctl_pools pools = {.source = "running daemon",
                                   .index_bytes = stats->index_memory_bytes,
-                                  .is_cuda = kvt_ctl_is_cuda(stats)};
+                                  .is_cuda = kvt_ctl_is_cuda(stats),
+                                  .is_export = stats->l1.is_export_allowed};
 
     for (uint32_t i = 0; i < stats->gpus_count; i++)
         if (stats->gpus[i].state != KVT_API_GPU_REFUSED)

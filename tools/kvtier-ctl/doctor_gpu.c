@@ -194,6 +194,16 @@ void kvt_ctl_check_gpu_machine(struct kvt_ctl_report *report, const struct kvt_c
 {
     const struct kvt_ctl_gpu_facts *gpu = &facts->gpu;
 
+    if (!pools->is_cuda && (pools->has_gpus || pools->is_export)) {
+        kvt_ctl_found(report, KVT_CTL_LEVEL_WARN, "L1 keys",
+                      "%s%s%s set, but tiers.l1.backend is not cuda: nothing comes of it",
+                      pools->has_gpus ? "tiers.l1.gpus" : "",
+                      pools->has_gpus && pools->is_export ? " and " : "",
+                      !pools->is_export ? " is"
+                      : pools->has_gpus ? "tiers.l1.export are"
+                                        : "tiers.l1.export is");
+        kvt_ctl_found_remedy(report, "set tiers.l1.backend to cuda, or take them out");
+    }
     if (!gpu->has_driver && !pools->is_cuda)
         return;
     if (!gpu->has_driver) {

@@ -44,7 +44,8 @@ def print_hits(bench):
     share = 100 * bench["hit_tokens"] / bench["lookup_tokens"]
     print(f"Of {bench['lookup_tokens']:,} prompt tokens, {bench['hit_tokens']:,} ({share:.1f} %) "
           "came from the cache:")
-    for tier, where in zip(TIERS, ("L1, next to the engine", "L2, host memory", "L3, the disk")):
+    for tier, where in zip(TIERS, ("L1, here host memory in the place of a GPU's",
+                                   "L2, host memory", "L3, the disk")):
         print(f"  {bench['hit_tokens_by_tier'][tier]:>12,}  from {where}")
     print(f"{bench['verified_blocks']:,} blocks verified byte by byte, {bench['wrong_bytes']} "
           "bytes wrong.")
