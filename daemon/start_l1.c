@@ -76,10 +76,11 @@ static void log_used(const struct kvt_device_gpu *gpu, const struct kvt_device_r
     if (gpu->numa_node >= 0)
         (void)snprintf(node, sizeof(node), ", NUMA node %d", gpu->numa_node);
     kvt_size_format_short(gpu->arena_bytes, arena);
-    kvt_log_info("L1: GPU %d %s (%s), arena of %s, sm_%u%s, copies to L2 %s%s%s%s", gpu->index,
+    kvt_log_info("L1: GPU %d %s (%s), arena of %s, sm_%u%s, copies to L2 %s%s%s%s%s", gpu->index,
                  gpu->info.name, uuid, arena, gpu->info.sm, node,
                  report->is_host_pinned ? "by the copy engine (it is pinned)" : "through staging",
-                 has_why ? " (" : "", has_why ? report->pin_why : "", has_why ? ")" : "");
+                 has_why ? " (" : "", has_why ? report->pin_why : "", has_why ? ")" : "",
+                 gpu->info.has_ipc ? "" : ", no IPC here: engines register memfds");
 }
 
 static void log_open(const struct kvt_daemon *daemon)
@@ -178,10 +179,16 @@ struct kvt_engine_l1 kvt_start_l1_stats(const struct kvt_daemon *daemon)
                                            [KVT_CONFIG_L1_HOST] = "host",
                                            [KVT_CONFIG_L1_CUDA] = "cuda"};
 
+    const struct kvt_config *config = daemon->config;
+    bool is_cuda = config->l1.backend == KVT_CONFIG_L1_CUDA;
+
     return (struct kvt_engine_l1){
         .backend = backends[daemon->config->l1.backend],
         .report = daemon->config->l1.backend == KVT_CONFIG_L1_NONE ? NULL : &daemon->l1.report,
-        .is_export_allowed = daemon->config->l1.is_export,
+        .is_export_allowed = config->l1.is_export,
+        .streams = is_cuda ? config->l1.streams : 0,
+        .inflight_bytes_max = is_cuda ? config->l1.inflight_bytes : 0,
+        .crossover_bytes = is_cuda ? config->l1.crossover_bytes : 0,
     };
 }
 

@@ -554,6 +554,8 @@ struct kvt_api_l1_stats {
     struct kvt_text why;                      /* why no GPU is used */
     bool is_export_allowed;
     uint64_t held_bytes_per_engine_max; /* 0: nothing is exported */
+    uint32_t streams;                   /* of each direction and GPU; 0: no GPUs are meant */
+    uint64_t inflight_bytes_max, crossover_bytes; /* of each GPU */
 };
 
 struct kvt_api_gpu_path {
@@ -573,6 +575,7 @@ struct kvt_api_gpu_stats { /* one GPU of L1, used or refused */
     uint32_t state; /* enum kvt_api_gpu_state */
     struct kvt_text why;
     bool has_ipc;
+    bool is_exported, is_host_pinned; /* now */
     uint64_t arena_bytes, staging_bytes;
     uint64_t used_bytes, slab_bytes, slots; /* of the arena: what is taken; slots are shards */
     uint64_t inflight_bytes;

@@ -47,6 +47,8 @@ struct kvt_engine_config {
         const char *backend;                    /* "none", "host", "cuda"; NULL: not known */
         const struct kvt_device_report *report; /* NULL: nothing was looked for */
         bool is_export_allowed;
+        uint32_t streams; /* of each GPU, as all here; 0: none are meant */
+        uint64_t inflight_bytes_max, crossover_bytes;
     } l1;
     /* Memory of engines on GPUs: the device tier's, called by a helper thread of the engine (by
      * hand: at once). open NULL: none can be used. Results of kvt_device_region_open. */

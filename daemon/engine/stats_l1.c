@@ -36,7 +36,10 @@ static void report_stats(const struct kvt_engine_l1 *l1, struct kvt_api_l1_stats
 {
     const struct kvt_device_report *report = l1->report;
 
-    *to = (struct kvt_api_l1_stats){.is_export_allowed = l1->is_export_allowed};
+    *to = (struct kvt_api_l1_stats){.is_export_allowed = l1->is_export_allowed,
+                                    .streams = l1->streams,
+                                    .inflight_bytes_max = l1->inflight_bytes_max,
+                                    .crossover_bytes = l1->crossover_bytes};
     if (l1->backend != NULL)
         to->backend = text_of(l1->backend, 16);
     if (report == NULL)
@@ -93,6 +96,8 @@ static bool gpu_stats(const struct kvt_engine *engine, struct kvt_op *op,
         .state = from->state,
         .why = text_of(from->why, sizeof(from->why)),
         .has_ipc = from->info.has_ipc,
+        .is_exported = from->is_exported,
+        .is_host_pinned = from->is_host_pinned,
         .arena_bytes = from->arena_bytes,
         .staging_bytes = from->staging_bytes,
     };

@@ -43,6 +43,8 @@ static bool put_gpu(struct kvt_op *op, const struct kvt_api_gpu_stats *gpu,
     view->state = gpu->state;
     view->why = kvt_codec_put_text(&gpu->why);
     view->has_ipc = gpu->has_ipc;
+    view->is_exported = gpu->is_exported;
+    view->is_host_pinned = gpu->is_host_pinned;
     view->arena_bytes = gpu->arena_bytes;
     view->staging_bytes = gpu->staging_bytes;
     view->used_bytes = gpu->used_bytes;
@@ -82,6 +84,9 @@ static bool put_l1(struct kvt_op *op, Kvtier__V1__StatsAnswer *out)
     view->why = kvt_codec_put_text(&l1->why);
     view->is_export_allowed = l1->is_export_allowed;
     view->held_bytes_per_engine_max = l1->held_bytes_per_engine_max;
+    view->streams = l1->streams;
+    view->inflight_bytes_max = l1->inflight_bytes_max;
+    view->crossover_bytes = l1->crossover_bytes;
     out->l1 = view;
     return true;
 }
@@ -146,6 +151,8 @@ static int take_gpu(struct kvt_op *op, const Kvtier__V1__GpuStats *in,
         .memory_bytes = in->memory_bytes,
         .state = in->state,
         .has_ipc = in->has_ipc,
+        .is_exported = in->is_exported,
+        .is_host_pinned = in->is_host_pinned,
         .arena_bytes = in->arena_bytes,
         .staging_bytes = in->staging_bytes,
         .used_bytes = in->used_bytes,
@@ -183,6 +190,9 @@ static int take_l1(struct kvt_op *op, const Kvtier__V1__L1Stats *in,
     ret_l1->is_host_pinned = in->is_host_pinned;
     ret_l1->is_export_allowed = in->is_export_allowed;
     ret_l1->held_bytes_per_engine_max = in->held_bytes_per_engine_max;
+    ret_l1->streams = in->streams;
+    ret_l1->inflight_bytes_max = in->inflight_bytes_max;
+    ret_l1->crossover_bytes = in->crossover_bytes;
     KVT_CODEC_TRY(kvt_codec_take_text(op, &in->backend, "l1.backend", KVT_MODEL_TEXT_BYTES_MAX,
                                       &ret_l1->backend));
     KVT_CODEC_TRY(kvt_codec_take_text(op, &in->pin_why, "l1.pin_why", KVT_MODEL_TEXT_BYTES_MAX,

@@ -241,6 +241,9 @@ static void walk_l1_stats(struct api_walk *walk, struct kvt_api_l1_stats *l1)
     walk_text(walk, "l1.why", &l1->why, 200);
     walk_bool(walk, "l1.is_export_allowed", &l1->is_export_allowed);
     U64("l1.held_bytes_per_engine_max", &l1->held_bytes_per_engine_max);
+    U32("l1.streams", &l1->streams);
+    U64("l1.inflight_bytes_max", &l1->inflight_bytes_max);
+    U64("l1.crossover_bytes", &l1->crossover_bytes);
 }
 
 static void walk_gpu_path(struct api_walk *walk, struct kvt_api_gpu_path *path, uint32_t i)
@@ -285,6 +288,8 @@ static void walk_gpu_stats(struct api_walk *walk, struct kvt_api_gpu_stats *gpu)
     U32("gpu.state", &gpu->state);
     walk_text(walk, "gpu.why", &gpu->why, 160);
     walk_bool(walk, "gpu.has_ipc", &gpu->has_ipc);
+    walk_bool(walk, "gpu.is_exported", &gpu->is_exported);
+    walk_bool(walk, "gpu.is_host_pinned", &gpu->is_host_pinned);
     U32("gpu.last_error", &gpu->last_error);
     walk_gpu_numbers(walk, gpu);
     walk_u32(walk, "gpu.paths_count", &gpu->paths_count, 0, 8);

@@ -30,6 +30,8 @@ static void fill(struct kvt_ans_stats *stats, struct kvt_api_gpu_stats gpus[3])
         .sm = 90,
         .memory_bytes = UINT64_C(140) << 30,
         .has_ipc = true,
+        .is_exported = true,
+        .is_host_pinned = true,
         .arena_bytes = UINT64_C(60) << 30,
         .staging_bytes = 64 << 20,
         .used_bytes = 1 << 30,
@@ -56,6 +58,7 @@ static void fill(struct kvt_ans_stats *stats, struct kvt_api_gpu_stats gpus[3])
                                          .numa_node = -1,
                                          .sm = 89,
                                          .state = KVT_API_GPU_LOST,
+                                         .has_ipc = true,
                                          .why = TEXT("an uncorrectable ECC error"),
                                          .lost_ns = 70 * KVT_NS_PER_S,
                                          .losses = 1};
@@ -69,7 +72,10 @@ static void fill(struct kvt_ans_stats *stats, struct kvt_api_gpu_stats gpus[3])
                                            .has_cuda = true,
                                            .driver_version = 13000,
                                            .runtime_version = 12090,
-                                           .is_host_pinned = true},
+                                           .is_host_pinned = true,
+                                           .streams = 2,
+                                           .inflight_bytes_max = UINT64_C(256) << 20,
+                                           .crossover_bytes = UINT64_C(256) << 10},
                                     .gpus_count = 3,
                                     .gpus = gpus};
 }
@@ -87,17 +93,28 @@ static void test_page(void **state)
     page_expect(
         &page,
         "L1\n"
-        "  driver for CUDA 13.0, built for CUDA 12.9; L2 is pinned: the copy engine reaches it\n"
-        "  gpu  uuid          name           state    sm  node     memory     arena     used  "
-        "slots   moving  losses  back\n"
-        "    0  GPU-1b2c0000  NVIDIA H200    ok       90     1  140.0 GiB  60.0 GiB  1.0 GiB  "
-        "  128  3.0 MiB       1     1\n"
-        "    1  GPU-00000000  NVIDIA\\x1b L4  lost     89     -        0 B       0 B      0 B  "
-        "    0      0 B       1     0\n"
-        "    2  GPU-00000000  NVIDIA T4      refused  75     -        0 B       0 B      0 B  "
-        "    0      0 B       0     0\n"
+        "  driver for CUDA 13.0, built for CUDA 12.9; L2 is pinned: the copy engine reaches it; "
+        "engines may read it in place\n"
+        "  gpu  uuid          pci           name           state    sm  node     memory     arena  "
+        " "
+        "  used  slots   moving  losses  back\n"
+        "    0  GPU-1b2c0000  0000:3b:00.0  NVIDIA H200    ok       90     1  140.0 GiB  60.0 GiB  "
+        "1.0 GiB    128  3.0 MiB       1     1\n"
+        "    1  GPU-00000000                NVIDIA\\x1b L4  lost     89     -        0 B       0 B "
+        " "
+        "    0 B      0      0 B       1     0\n"
+        "    2  GPU-00000000                NVIDIA T4      refused  75     -        0 B       0 B  "
+        "    0 B      0      0 B       0     0\n"
         "  GPU 1 NVIDIA\\x1b L4 lost for 1 min 10 s: an uncorrectable ECC error\n"
         "  GPU 2 NVIDIA T4 refused: sm_75 is too old\n"
+        "  each: 2 streams a direction, at most 256.0 MiB in flight, staging of 64.0 MiB and as "
+        "much "
+        "host memory\n"
+        "  engines' pools: by the copy engine in runs of 256.0 KiB and more, where they are few; "
+        "else "
+        "by one kernel\n"
+        "  pools on another GPU: by the copy engine; engines' host memory: through staging\n"
+        "  L2: by the copy engine of GPU 0\n"
         "  gpu  path                  moved  transfers\n"
         "    0  from_engine_kernel  3.0 MiB         12\n"
         "    0  to_host             1.0 MiB          4\n"
@@ -115,7 +132,8 @@ static void test_heads(void **state)
     } rows[] = {
         {{.backend = {NULL, 0}}, "L1\n  off: not configured (tiers.l1.backend is none)\n\n"},
         {{.backend = TEXT("none")}, "L1\n  off: not configured (tiers.l1.backend is none)\n\n"},
-        {{.backend = TEXT("host")}, "L1\n  host memory, in the place of a GPU's\n\n"},
+        {{.backend = TEXT("host")},
+         "L1\n  host memory, in the place of a GPU's; all copies by one thread of the CPU\n\n"},
         {{.backend = TEXT("cuda"), .why = TEXT("this build has no CUDA")},
          "L1\n  driver for CUDA none, built without CUDA\n  off: this build has no CUDA\n\n"},
         {{.backend = TEXT("cuda"),
@@ -127,7 +145,7 @@ static void test_heads(void **state)
           .held_bytes_per_engine_max = 3ull << 30,
           .why = TEXT("driver 12.2 is too old for CUDA 13.0")},
          "L1\n  driver for CUDA 12.2, built for CUDA 13.0; L2 is not pinned (too much): copies go "
-         "through staging; engines may read it in place, each at most 3.0 GiB\n"
+         "through staging\n"
          "  off: driver 12.2 is too old for CUDA 13.0\n\n"},
     };
 
@@ -146,21 +164,19 @@ static void test_heads(void **state)
 /* No GPU is used: those that are there are shown all the same, and nothing of copies. */
 static void test_none_used(void **state)
 {
-    static const char head[] = "L1\n"
-                               "  driver for CUDA 13.0, built for CUDA 12.9\n"
-                               "  off: none of 2 GPUs can be used; the first: GPU 0 is busy\n"
-                               "  gpu  uuid          name         state    sm  node     memory  "
-                               "arena  used  slots  moving  "
-                               "losses  back\n"
-                               "    0  GPU-1b2c0000  NVIDIA H200  refused  90     1  140.0 GiB    "
-                               "0 B   0 B      0     0 B  "
-                               "     0     0\n"
-                               "    2  GPU-00000000  NVIDIA T4    refused  75     -        0 B    "
-                               "0 B   0 B      0     0 B  "
-                               "     0     0\n"
-                               "  GPU 0 NVIDIA H200 refused: GPU 0 is busy\n"
-                               "  GPU 2 NVIDIA T4 refused: sm_75 is too old\n"
-                               "\n";
+    static const char head[] =
+        "L1\n"
+        "  driver for CUDA 13.0, built for CUDA 12.9\n"
+        "  off: none of 2 GPUs can be used; the first: GPU 0 is busy\n"
+        "  gpu  uuid          pci  name         state    sm  node     memory  arena  used  slots  "
+        "moving  losses  back\n"
+        "    0  GPU-1b2c0000       NVIDIA H200  refused  90     1  140.0 GiB    0 B   0 B      0  "
+        "   0 B       0     0\n"
+        "    2  GPU-00000000       NVIDIA T4    refused  75     -        0 B    0 B   0 B      0  "
+        "   0 B       0     0\n"
+        "  GPU 0 NVIDIA H200 refused: GPU 0 is busy\n"
+        "  GPU 2 NVIDIA T4 refused: sm_75 is too old\n"
+        "\n";
     struct kvt_api_gpu_stats gpus[3];
     struct kvt_ctl_report report = {0};
     struct kvt_ans_stats stats;
@@ -194,7 +210,9 @@ static void test_json(void **state)
         "\"l1\": {\"backend\": \"cuda\", \"has_cuda\": true, \"driver_version\": 13000, ",
         "\"gpus\": [{\"index\": 0, \"uuid\": \"1b2c0000000000000000000000000000\", ",
         "\"pci\": \"0000:3b:00.0\", \"numa_node\": 1, \"sm\": 90, ",
-        "\"state\": \"ok\", \"why\": \"\", \"has_ipc\": true, \"arena_bytes\": 64424509440, ",
+        "\"state\": \"ok\", \"why\": \"\", \"has_ipc\": true, \"is_exported\": true, ",
+        "\"is_host_pinned\": true, \"arena_bytes\": 64424509440, ",
+        "\"streams\": 2, \"inflight_bytes_max\": 268435456, \"crossover_bytes\": 262144}",
         "\"paths\": {\"from_engine_kernel\": {\"bytes\": 3145728, \"transfers\": 12}, ",
         "\"errors\": {\"client_gone\": 2, \"slot_bad_payload\": 1}}, {\"index\": 1, ",
         "L4\", \"pci\": \"\", \"sm\": 89, ", /* its node is not known */
@@ -284,6 +302,72 @@ static void expect(const struct kvt_ctl_report *report, enum kvt_ctl_level level
     }
     fail_msg("nobody said '%s'; %u findings, first: %s", says, report->count,
              report->count > 0 ? report->findings[0].text : "");
+}
+
+/* What holds of one GPU and not of the other, and what one without IPC cannot do. */
+static void test_ways(void **state)
+{
+    static const char *const parts[] = {
+        "; L2 is not pinned (no room): copies go through staging; engines may read it in place, "
+        "each at most 3.0 GiB\n",
+        "  GPU 1 NVIDIA L4: no IPC here: engines register memfds, and cannot read it in place\n",
+        "  each: 2 streams a direction, at most 256.0 MiB in flight, staging of 64.0 MiB and as "
+        "much "
+        "host memory\n",
+        "  engines' pools: by the copy engine in runs of 256.0 KiB and more, where they are few; "
+        "else "
+        "by one kernel\n",
+        "  L2: by the copy engine of GPU 0\n  L2: through staging from and to GPU 1\n",
+        "  nothing was moved yet\n",
+    };
+    struct kvt_api_gpu_stats gpus[3];
+    struct kvt_ctl_report report = {0};
+    struct kvt_ans_stats stats;
+    struct page page;
+
+    (void)state;
+    fill(&stats, gpus);
+    stats.gpus_count = 2;
+    stats.l1.is_host_pinned = false;
+    stats.l1.pin_why = TEXT("no room");
+    stats.l1.is_export_allowed = true;
+    stats.l1.held_bytes_per_engine_max = UINT64_C(3) << 30;
+    gpus[0].paths_count = 0;
+    gpus[1].name = TEXT("NVIDIA L4");
+    gpus[1].state = KVT_API_GPU_OK;
+    gpus[1].has_ipc = false;
+    page_open(&page);
+    kvt_ctl_view_l1(&page.view, &stats);
+    (void)fclose(page.view.out);
+    for (size_t i = 0; i < KVT_COUNT_OF(parts); i++)
+        if (strstr(page.text, parts[i]) == NULL)
+            fail_msg("no '%s' in:\n%s", parts[i], page.text);
+    free(page.text);
+    kvt_ctl_check_gpus(&report, &stats);
+    expect(&report, KVT_CTL_LEVEL_WARN, "GPU 1 NVIDIA L4 has no CUDA IPC");
+    /* Where none is exported nobody reads in place, whatever is allowed. */
+    gpus[0].is_exported = false;
+    page_open(&page);
+    kvt_ctl_view_l1(&page.view, &stats);
+    (void)fclose(page.view.out);
+    assert_null(strstr(page.text, "may read it in place"));
+    free(page.text);
+}
+
+/* The backend without GPUs has a size, at least. */
+static void test_host(void **state)
+{
+    struct kvt_ans_stats stats = {
+        .l1 = {.backend = TEXT("host")},
+        .tiers_count = 1,
+        .tiers = {{.tier = 1, .capacity_bytes = 32 << 20, .used_bytes = 8 << 20}}};
+    struct page page;
+
+    (void)state;
+    page_open(&page);
+    kvt_ctl_view_l1(&page.view, &stats);
+    page_expect(&page, "L1\n  host memory, in the place of a GPU's: 32.0 MiB, 8.0 MiB of it used; "
+                       "all copies by one thread of the CPU\n\n");
 }
 
 static void test_doctor_of_daemon(void **state)
@@ -517,6 +601,7 @@ int main(void)
         cmocka_unit_test(test_missing),   cmocka_unit_test(test_doctor_of_daemon),
         cmocka_unit_test(test_machine),   cmocka_unit_test(test_groups),
         cmocka_unit_test(test_memory),    cmocka_unit_test(test_none_used),
+        cmocka_unit_test(test_ways),      cmocka_unit_test(test_host),
         cmocka_unit_test(test_idle_keys),
     };
 

@@ -298,6 +298,27 @@ static void test_configuration_is_handed_on(void **state)
     kvt_undo_l1(&daemon);
 }
 
+/* What Stats says of copies is what is configured; without GPUs there is nothing to say. */
+static void test_stats(void **state)
+{
+    static const struct kvt_config_report report = {.problem = ignore};
+    static struct kvt_config config;
+    const struct kvt_daemon daemon = {.config = &config};
+    struct kvt_engine_l1 l1;
+
+    (void)state;
+    kvt_config_init(&config);
+    assert_int_equal(kvt_config_set(&config, "tiers.l1.streams=3", &report), 0);
+    assert_int_equal(kvt_start_l1_stats(&daemon).streams, 0);
+    assert_int_equal(kvt_config_set(&config, "tiers.l1.backend=cuda", &report), 0);
+    assert_int_equal(kvt_config_set(&config, "tiers.l1.crossover=1MiB", &report), 0);
+    assert_int_equal(kvt_config_set(&config, "tiers.l1.inflight=2GiB", &report), 0);
+    l1 = kvt_start_l1_stats(&daemon);
+    assert_string_equal(l1.backend, "cuda");
+    assert_int_equal(l1.streams, 3);
+    assert_true(l1.crossover_bytes == KVT_MIB && l1.inflight_bytes_max == 2 * KVT_GIB);
+}
+
 /* GPUs are looked for once, before there is an L2 or an L1; L1 takes over what was found. */
 static void test_found(void **state)
 {
@@ -383,7 +404,8 @@ static void test_lines(void **state)
     fake.gpus[0] = (struct kvt_device_gpu){
         .info = {.uuid = {0x1b, 0x2c, 0x3d, 0x4e, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0xff},
                  .name = "NVIDIA H200",
-                 .sm = 90},
+                 .sm = 90,
+                 .has_ipc = true},
         .numa_node = 1,
         .arena_bytes = KVT_GIB};
     fake.gpus[1] = (struct kvt_device_gpu){.info = {.name = "NVIDIA L4"},
@@ -408,6 +430,9 @@ static void test_lines(void **state)
     (void)snprintf(fake.report.pin_why, sizeof(fake.report.pin_why), "out of memory");
     assert_int_equal(start(&daemon, cuda, log, sizeof(log)), 0);
     assert_non_null(strstr(log, "NUMA node 1, copies to L2 through staging (out of memory)\n"));
+    fake.gpus[0].info.has_ipc = false;
+    assert_int_equal(start(&daemon, cuda, log, sizeof(log)), 0);
+    assert_non_null(strstr(log, "(out of memory), no IPC here: engines register memfds\n"));
 }
 
 int main(void)
@@ -420,6 +445,7 @@ int main(void)
         cmocka_unit_test_setup(test_left_out, reset),
         cmocka_unit_test_setup(test_configuration_is_handed_on, reset),
         cmocka_unit_test_setup(test_found, reset),
+        cmocka_unit_test_setup(test_stats, reset),
         cmocka_unit_test_setup(test_gpu_memory, reset),
         cmocka_unit_test_setup(test_export, reset),
         cmocka_unit_test_setup(test_lines, reset),

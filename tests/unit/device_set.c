@@ -309,6 +309,7 @@ static void test_not_pinned(void **state)
     assert_true(kvt_device_host_pin(world->tier, &pin));
     assert_false(pin.is_pinned);
     assert_string_equal(pin.why, world->report.pin_why);
+    assert_false(set_world_gpu(world, 0).is_host_pinned);
     assert_non_null(strstr(world->tier->detail, "L2 is not pinned ("));
     set_world_attach(world, 0);
     fill(world->pools[0].memory, 1, 5);
@@ -352,6 +353,29 @@ static void test_export(void **state)
     assert_int_equal(set_world_open(world), 0);
     assert_false(kvt_device_export(world->tier, 0, &export));
     assert_true(kvt_device_export(world->tier, 1, &export));
+    /* And both are told as it is. */
+    assert_false(set_world_gpu(world, 0).is_exported);
+    assert_true(set_world_gpu(world, 1).is_exported);
+    assert_true(set_world_gpu(world, 1).is_host_pinned);
+    set_world_free(world);
+}
+
+/* Without IPC nothing is exported, whatever is allowed. */
+static void test_no_ipc(void **state)
+{
+    struct set_world *world = set_world_new(1);
+    struct kvt_device_gpu gpu;
+
+    (void)state;
+    kvt_fake_cuda_deinit();
+    world->fake.devices[0].has_no_ipc = true;
+    kvt_fake_cuda_init(&world->fake);
+    world->config.is_export_allowed = true;
+    assert_int_equal(set_world_open(world), 0);
+    gpu = set_world_gpu(world, 0);
+    assert_int_equal(gpu.state, KVT_GPU_OK);
+    assert_false(gpu.info.has_ipc);
+    assert_false(gpu.is_exported);
     set_world_free(world);
 }
 
@@ -421,6 +445,7 @@ int main(void)
         cmocka_unit_test(test_prefix),
         cmocka_unit_test(test_not_pinned),
         cmocka_unit_test(test_export),
+        cmocka_unit_test(test_no_ipc),
         cmocka_unit_test(test_each_call_fails),
         cmocka_unit_test(test_no_memory_of_ours),
     };

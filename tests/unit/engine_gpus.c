@@ -42,6 +42,8 @@ static void make_gpus(void)
                                           .numa_node = (int)i - 1,
                                           .arena_bytes = 128 * KVT_KIB,
                                           .staging_bytes = KVT_MIB,
+                                          .is_exported = i == 0,
+                                          .is_host_pinned = i == 0,
                                           .counters = &counters[i],
                                           .tier_counters = &tier_counters[i]};
         for (uint32_t path = 0; path < KVT_GPU_PATHS; path++) {
@@ -122,7 +124,11 @@ static void test_gpus(struct rig *rig)
     CHECK(stats->l1.driver_version == 13000 && stats->l1.runtime_version == 12090);
     CHECK(is(stats->l1.pin_why, "no room") && is(stats->l1.why, ""));
     CHECK(stats->gpus_count == GPUS + 1);
+    CHECK(stats->l1.streams == 3 && stats->l1.inflight_bytes_max == 7 * KVT_MIB);
+    CHECK(stats->l1.crossover_bytes == 5 * KVT_KIB);
     check_first(&stats->gpus[0]);
+    CHECK(stats->gpus[0].is_exported && stats->gpus[0].is_host_pinned);
+    CHECK(!stats->gpus[1].is_exported && !stats->gpus[1].is_host_pinned);
     CHECK(stats->gpus[1].index == 3 && stats->gpus[1].state == KVT_API_GPU_LOST);
     CHECK(stats->gpus[1].lost_ns >= KVT_NS_PER_S && stats->gpus[1].lost_ns < 2 * KVT_NS_PER_S);
     CHECK(stats->gpus[1].losses == 2 && stats->gpus[1].revivals == 1);
@@ -248,7 +254,12 @@ int main(void)
         .delay_ns_max = 1000,
         .ranks = 1,
         .gpus = GPUS,
-        .l1 = {.backend = "cuda", .report = &report, .is_export_allowed = true},
+        .l1 = {.backend = "cuda",
+               .report = &report,
+               .is_export_allowed = true,
+               .streams = 3,
+               .inflight_bytes_max = 7 * KVT_MIB,
+               .crossover_bytes = 5 * KVT_KIB},
     };
     struct rig rig;
 

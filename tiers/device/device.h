@@ -70,7 +70,9 @@ struct kvt_device_gpu { /* for people, statistics and kvtier-ctl devices; fixed 
     bool is_left_out; /* refused, for KVT_ZONES_MAX others are used */
     char why[160];    /* "" when it is in service */
     uint64_t arena_bytes, staging_bytes;
-    uint64_t lost_ns;                              /* CLOCK_MONOTONIC when it was lost; 0 */
+    bool is_host_pinned; /* now: its copy engine reaches L2; else copies go through staging */
+    bool is_exported;    /* now: engines may read the arena in place */
+    uint64_t lost_ns;    /* CLOCK_MONOTONIC when it was lost; 0 */
     const struct kvt_gpu_counters *counters;       /* NULL: refused */
     const struct kvt_tier_counters *tier_counters; /* NULL: refused */
 };

@@ -146,6 +146,9 @@ bool kvt_device_gpu(const struct kvt_tier *tier, uint32_t idx, struct kvt_device
     }
     KVT_ASSERT(pthread_mutex_lock(&set->words) == 0);
     *ret_gpu = set->members[idx].about;
+    ret_gpu->is_exported = set->members[idx].has_export;
+    ret_gpu->is_host_pinned =
+        atomic_load_explicit(&set->members[idx].is_host_pinned, memory_order_seq_cst);
     KVT_ASSERT(pthread_mutex_unlock(&set->words) == 0);
     return true;
 }

@@ -262,6 +262,14 @@ static void check_gpu(struct kvt_ctl_report *report, const struct kvt_api_gpu_st
         kvt_ctl_found(report, KVT_CTL_LEVEL_OK, "GPU", "%.80s is in service, arena of %s", name,
                       kvt_text_bytes(a, gpu->arena_bytes));
     }
+    if (gpu->state != KVT_API_GPU_REFUSED && !gpu->has_ipc) {
+        kvt_ctl_found(report, KVT_CTL_LEVEL_WARN, "GPU IPC",
+                      "%.80s has no CUDA IPC: engines cannot lend its memory, they register memfds",
+                      name);
+        kvt_ctl_found_remedy(report, "nothing is broken: Attach refuses its memory with that "
+                                     "reason, and L1 is not read in place there. Virtual GPUs and "
+                                     "WSL have none");
+    }
 }
 
 void kvt_ctl_check_gpus(struct kvt_ctl_report *report, const struct kvt_ans_stats *stats)

@@ -60,10 +60,10 @@ static uint64_t errors_of(const struct kvt_api_gpu_stats *gpu)
 
 static void view_gpus(const struct kvt_ctl_view *view, const struct kvt_ans_stats *stats)
 {
-    static const char *const names[] = {"gpu",    "uuid",   "name",  "state", "sm",
-                                        "node",   "memory", "arena", "used",  "slots",
-                                        "moving", "losses", "back"};
-    struct kvt_table *table = kvt_table_new("rlllrrrrrrrrr");
+    static const char *const names[] = {"gpu",   "uuid",   "pci",    "name",  "state",
+                                        "sm",    "node",   "memory", "arena", "used",
+                                        "slots", "moving", "losses", "back"};
+    struct kvt_table *table = kvt_table_new("rllllrrrrrrrrr");
     char text[KVT_CTL_TEXT_BYTES], a[KVT_TEXT_BYTES], hex[9];
 
     kvt_ctl_table_header(table, names, KVT_COUNT_OF(names));
@@ -77,6 +77,7 @@ static void view_gpus(const struct kvt_ctl_view *view, const struct kvt_ans_stat
         /* One that is not there has no name, either. */
         kvt_table_cell(table, "%s%s", gpu->name.bytes == 0 ? "" : "GPU-",
                        gpu->name.bytes == 0 ? "" : kvt_text_hex(hex, gpu->uuid, 4));
+        kvt_table_cell(table, "%s", kvt_ctl_clean(text, gpu->pci));
         kvt_table_cell(table, "%s", kvt_ctl_clean(text, gpu->name));
         kvt_table_cell(table, "%s", kvt_ctl_gpu_state_text(gpu->state));
         kvt_table_cell(table, "%u", gpu->sm);
@@ -170,10 +171,41 @@ void kvt_ctl_view_gpu_trouble(const struct kvt_ctl_view *view, const struct kvt_
     (void)fputc('\n', view->out);
 }
 
-/* "driver for CUDA 13.0, built for CUDA 12.9; L2 is pinned". */
-static void view_head(const struct kvt_ctl_view *view, const struct kvt_api_l1_stats *l1)
+/* Of those in service, of which @is_it is or is not true: how many; and their indices, for people.
+ */
+static uint32_t list_gpus(char buf[KVT_CTL_TEXT_BYTES], const struct kvt_ans_stats *stats,
+                          bool (*is_it)(const struct kvt_api_gpu_stats *gpu), bool wanted)
 {
-    char driver[VERSION_BYTES], runtime[VERSION_BYTES], why[KVT_CTL_TEXT_BYTES];
+    uint32_t count = 0;
+    size_t at = 0;
+
+    buf[0] = '\0';
+    for (uint32_t i = 0; i < stats->gpus_count; i++) {
+        const struct kvt_api_gpu_stats *gpu = &stats->gpus[i];
+
+        if (gpu->state != KVT_API_GPU_OK || is_it(gpu) != wanted)
+            continue;
+        at += (size_t)snprintf(buf + at, KVT_CTL_TEXT_BYTES - at, "%s%u", count++ == 0 ? "" : ", ",
+                               gpu->index);
+    }
+    return count;
+}
+
+static bool is_exported(const struct kvt_api_gpu_stats *gpu)
+{
+    return gpu->is_exported;
+}
+
+static bool is_pinned(const struct kvt_api_gpu_stats *gpu)
+{
+    return gpu->is_host_pinned;
+}
+
+/* "driver for CUDA 13.0, built for CUDA 12.9; L2 is pinned". */
+static void view_head(const struct kvt_ctl_view *view, const struct kvt_ans_stats *stats)
+{
+    const struct kvt_api_l1_stats *l1 = &stats->l1;
+    char driver[VERSION_BYTES], runtime[VERSION_BYTES], text[KVT_CTL_TEXT_BYTES];
     char bytes[KVT_TEXT_BYTES];
 
     (void)fprintf(view->out, "  driver for CUDA %s, built %s CUDA%s%s",
@@ -184,14 +216,75 @@ static void view_head(const struct kvt_ctl_view *view, const struct kvt_api_l1_s
         (void)fputs("; L2 is pinned: the copy engine reaches it", view->out);
     else if (l1->pin_why.bytes > 0)
         (void)fprintf(view->out, "; L2 is not pinned (%s): copies go through staging",
-                      kvt_ctl_clean(why, l1->pin_why));
-    if (l1->is_export_allowed)
+                      kvt_ctl_clean(text, l1->pin_why));
+    if (list_gpus(text, stats, is_exported, true) > 0)
         (void)fprintf(view->out, "; engines may read it in place%s%s",
                       l1->held_bytes_per_engine_max > 0 ? ", each at most " : "",
                       l1->held_bytes_per_engine_max > 0
                           ? kvt_text_bytes(bytes, l1->held_bytes_per_engine_max)
                           : "");
     (void)fputc('\n', view->out);
+}
+
+/* What a GPU that is in use cannot do. */
+static void view_limits(const struct kvt_ctl_view *view, const struct kvt_api_l1_stats *l1,
+                        const struct kvt_api_gpu_stats *gpu)
+{
+    char name[KVT_CTL_TEXT_BYTES];
+
+    if (gpu->state == KVT_API_GPU_REFUSED)
+        return;
+    if (!gpu->has_ipc)
+        (void)fprintf(view->out, "  %s: no IPC here: engines register memfds%s\n",
+                      kvt_ctl_gpu_name(name, gpu),
+                      l1->is_export_allowed ? ", and cannot read it in place" : "");
+    else if (gpu->state == KVT_API_GPU_OK && l1->is_export_allowed && !gpu->is_exported)
+        (void)fprintf(view->out, "  %s: engines cannot read it in place: CUDA gave no handle\n",
+                      kvt_ctl_gpu_name(name, gpu));
+}
+
+/* Which way bytes go, before any went: limits of each GPU, then engines' pools, host memory, L2. */
+static void view_ways(const struct kvt_ctl_view *view, const struct kvt_ans_stats *stats)
+{
+    const struct kvt_api_l1_stats *l1 = &stats->l1;
+    char a[KVT_TEXT_BYTES], b[KVT_TEXT_BYTES], list[KVT_CTL_TEXT_BYTES];
+    uint64_t staging_bytes = 0;
+
+    if (l1->streams == 0)
+        return; /* an older daemon */
+    for (uint32_t i = 0; i < stats->gpus_count; i++)
+        staging_bytes = KVT_MAX(staging_bytes, stats->gpus[i].staging_bytes);
+    (void)fprintf(view->out,
+                  "  each: %u streams a direction, at most %s in flight, staging of %s and as much "
+                  "host memory\n",
+                  l1->streams, kvt_text_bytes(a, l1->inflight_bytes_max),
+                  kvt_text_bytes(b, staging_bytes));
+    (void)fprintf(
+        view->out,
+        "  engines' pools: by the copy engine in runs of %s and more, where they are few; "
+        "else by one kernel\n",
+        kvt_text_bytes(a, l1->crossover_bytes));
+    (void)fputs(
+        "  pools on another GPU: by the copy engine; engines' host memory: through staging\n",
+        view->out);
+    if (list_gpus(list, stats, is_pinned, true) > 0)
+        (void)fprintf(view->out, "  L2: by the copy engine of GPU %s\n", list);
+    if (list_gpus(list, stats, is_pinned, false) > 0)
+        (void)fprintf(view->out, "  L2: through staging from and to GPU %s\n", list);
+}
+
+/* The backend without GPUs: how much, and who copies. */
+static void view_host(const struct kvt_ctl_view *view, const struct kvt_ans_stats *stats)
+{
+    char a[KVT_TEXT_BYTES], b[KVT_TEXT_BYTES];
+
+    (void)fputs("  host memory, in the place of a GPU's", view->out);
+    for (uint32_t i = 0; i < stats->tiers_count; i++)
+        if (stats->tiers[i].tier == 1)
+            (void)fprintf(view->out, ": %s, %s of it used",
+                          kvt_text_bytes(a, stats->tiers[i].capacity_bytes),
+                          kvt_text_bytes(b, stats->tiers[i].used_bytes));
+    (void)fputs("; all copies by one thread of the CPU\n\n", view->out);
 }
 
 static bool has_used(const struct kvt_ans_stats *stats)
@@ -208,14 +301,14 @@ void kvt_ctl_view_l1(const struct kvt_ctl_view *view, const struct kvt_ans_stats
 
     kvt_ctl_paint(view, KVT_CTL_PAINT_HEAD, "L1\n");
     if (is_text(stats->l1.backend, "host")) {
-        (void)fputs("  host memory, in the place of a GPU's\n\n", view->out);
+        view_host(view, stats);
         return;
     }
     if (!kvt_ctl_is_cuda(stats)) {
         (void)fputs("  off: not configured (tiers.l1.backend is none)\n\n", view->out);
         return;
     }
-    view_head(view, &stats->l1);
+    view_head(view, stats);
     if (stats->l1.why.bytes > 0) {
         (void)fputs("  ", view->out);
         kvt_ctl_paint(view, KVT_CTL_PAINT_BAD, "off");
@@ -225,7 +318,10 @@ void kvt_ctl_view_l1(const struct kvt_ctl_view *view, const struct kvt_ans_stats
         view_gpus(view, stats);
         for (uint32_t i = 0; i < stats->gpus_count; i++)
             kvt_ctl_view_gpu_trouble(view, &stats->gpus[i]);
+        for (uint32_t i = 0; i < stats->gpus_count; i++)
+            view_limits(view, &stats->l1, &stats->gpus[i]);
         if (has_used(stats)) {
+            view_ways(view, stats);
             view_paths(view, stats);
             view_work(view, stats);
         }
@@ -285,6 +381,8 @@ static void json_gpu(struct kvt_json *json, const struct kvt_api_gpu_stats *gpu)
     kvt_json_text(json, "state", kvt_ctl_gpu_state_text(gpu->state));
     text(json, "why", gpu->why);
     kvt_json_bool(json, "has_ipc", gpu->has_ipc);
+    kvt_json_bool(json, "is_exported", gpu->is_exported);
+    kvt_json_bool(json, "is_host_pinned", gpu->is_host_pinned);
     json_counts(json, gpu);
     kvt_json_object(json, "paths");
     for (uint32_t i = 0; i < gpu->paths_count; i++) {
@@ -315,6 +413,9 @@ void kvt_ctl_json_l1(struct kvt_json *json, const struct kvt_ans_stats *stats)
     text(json, "why", l1->why);
     kvt_json_bool(json, "is_export_allowed", l1->is_export_allowed);
     kvt_json_u64(json, "held_bytes_per_engine_max", l1->held_bytes_per_engine_max);
+    kvt_json_u64(json, "streams", l1->streams);
+    kvt_json_u64(json, "inflight_bytes_max", l1->inflight_bytes_max);
+    kvt_json_u64(json, "crossover_bytes", l1->crossover_bytes);
     kvt_json_end(json);
     kvt_json_array(json, "gpus");
     for (uint32_t i = 0; i < stats->gpus_count; i++)
