@@ -15,7 +15,6 @@
 #define KVT_CONFIG_PATHS_BYTES (KVT_ZONES_MAX * KVT_CONFIG_TEXT_BYTES) /* "/a/l3, /b/l3" */
 #define KVT_CONFIG_FILE_BYTES_MAX (1u << 20)
 #define KVT_CONFIG_MILLI_PCT_ALL 100000u
-#define KVT_CONFIG_OVERHEAD_BYTES (64u << 20) /* code, threads, gRPC: beside pools and index */
 
 enum kvt_config_reply { KVT_CONFIG_REPLY_THREAD, KVT_CONFIG_REPLY_INLINE };
 enum kvt_config_l1 { KVT_CONFIG_L1_NONE, KVT_CONFIG_L1_HOST, KVT_CONFIG_L1_CUDA };

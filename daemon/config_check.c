@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "daemon/base/alloc.h"
+#include "daemon/base/footprint.h"
 #include "daemon/base/limits.h"
 #include "daemon/base/size.h"
 #include "daemon/config_keys.h"
@@ -234,18 +235,19 @@ static void check_memory(struct check *check, const struct kvt_config *config,
     char sizes[5][KVT_SIZE_TEXT_BYTES];
 
     if (facts->memory_available_bytes == 0 ||
-        sum + KVT_CONFIG_OVERHEAD_BYTES <= facts->memory_available_bytes)
+        sum + KVT_OWN_MEMORY_BYTES <= facts->memory_available_bytes)
         return;
     kvt_size_format_short(l1_bytes, sizes[0]);
     kvt_size_format_short(config->l2.bytes, sizes[1]);
     kvt_size_format_short(config->index.memory_bytes, sizes[2]);
-    kvt_size_format_short(sum + KVT_CONFIG_OVERHEAD_BYTES, sizes[3]);
+    kvt_size_format_short(sum + KVT_OWN_MEMORY_BYTES, sizes[3]);
     kvt_size_format_short(facts->memory_available_bytes, sizes[4]);
     refuse(check,
-           "memory: %s %s + L2 %s + index %s + 64 MiB for the daemon itself = %s, but %s is %s: "
+           "memory: %s %s + L2 %s + index %s + %u MiB for the daemon itself = %s, but %s is %s: "
            "lower tiers.l2.bytes, %s or index.memory, or raise the limit",
-           is_cuda ? "pinned staging of L1" : "L1", sizes[0], sizes[1], sizes[2], sizes[3],
-           facts->memory_bound, sizes[4], is_cuda ? "tiers.l1.staging" : "tiers.l1.bytes");
+           is_cuda ? "pinned staging of L1" : "L1", sizes[0], sizes[1], sizes[2],
+           KVT_OWN_MEMORY_MIB, sizes[3], facts->memory_bound, sizes[4],
+           is_cuda ? "tiers.l1.staging" : "tiers.l1.bytes");
 }
 
 /* What one file of L3 wants, and where. */

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/base/footprint.h"
 #include "tools/kvtier-ctl/doctor.h"
 
 #define ROOM 1024u
@@ -169,6 +170,11 @@ static void test_judgement(void **state)
     facts.cgroup_limit_bytes = 4 * KVT_GIB;
     facts.cgroup_version = 2;
     assert_int_equal(judge(&facts, &pools, "(v2) allows 4.0 GiB"), KVT_CTL_LEVEL_BAD);
+    /* Of the daemon itself as much as the check of the configuration counts, to the byte. */
+    facts.cgroup_limit_bytes = 4 * KVT_GIB + 128 * KVT_MIB + KVT_OWN_MEMORY_BYTES;
+    assert_int_equal(judge(&facts, &pools, "4.2 GiB for the pools of 4.2 GiB"), KVT_CTL_LEVEL_OK);
+    facts.cgroup_limit_bytes--;
+    assert_int_equal(judge(&facts, &pools, "(v2) allows 4.2 GiB"), KVT_CTL_LEVEL_BAD);
     facts = good_facts();
     facts.memory_bytes = 4 * KVT_GIB;
     assert_int_equal(judge(&facts, &pools, "the machine has 4.0 GiB"), KVT_CTL_LEVEL_BAD);

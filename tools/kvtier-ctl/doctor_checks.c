@@ -5,11 +5,10 @@
 #include <stdarg.h>
 #include <string.h>
 
+#include "daemon/base/footprint.h"
 #include "tools/kvtier-ctl/doctor.h"
 #include "tools/lib/table.h"
 
-/* Beside the pools: code, connections, requests in progress. */
-#define OWN_BYTES (256 * KVT_MIB)
 #define NOFILE_MIN 1024u
 
 void kvt_ctl_found(struct kvt_ctl_report *report, enum kvt_ctl_level level, const char *what,
@@ -193,7 +192,8 @@ static uint64_t l1_bytes(const struct kvt_ctl_facts *facts, const struct kvt_ctl
 void kvt_ctl_check_memory(struct kvt_ctl_report *report, const struct kvt_ctl_facts *facts,
                           const struct kvt_ctl_pools *pools)
 {
-    uint64_t want = l1_bytes(facts, pools) + pools->l2_bytes + pools->index_bytes + OWN_BYTES;
+    uint64_t want =
+        l1_bytes(facts, pools) + pools->l2_bytes + pools->index_bytes + KVT_OWN_MEMORY_BYTES;
     char a[KVT_TEXT_BYTES], b[KVT_TEXT_BYTES];
 
     if (pools->source == NULL) {
