@@ -231,6 +231,22 @@ class Operator(Daemon):
         self.assertRegex(lines[1], r"L1: GPU 0 .* \(GPU-[0-9a-f-]{36}\), arena of 8.00 MiB, sm_")
         self.assertIn("L1: not used: no GPU 7;", lines[2])
 
+    def test_pages_of_none(self):
+        self.start("devices=2,busy=1")
+        for page in ("devices", "health"):
+            for gpu in (0, 1):
+                self.assertRegex(self.daemon.ctl(page),
+                                 f"GPU {gpu} .*refused: GPU {gpu} is in exclusive mode")
+        self.assertIn("256.0 MiB", self.daemon.ctl("devices"))
+        self.assertEqual(len(self.log_lines("L1: not used: GPU")), 2)
+
+    def test_pages_without_ipc(self):
+        self.start("devices=2,no_ipc=1", settings=["tiers.l1.export=true"])
+        page = self.daemon.ctl("devices")
+        self.assertRegex(page, "GPU 1 .*: no IPC here: engines register memfds, and cannot read")
+        self.assertNotIn("may read it in place", page)
+        self.assertEqual(len(self.log_lines("no IPC here: engines register memfds")), 2)
+
 
 class Losses(Daemon):
     def losses(self):
