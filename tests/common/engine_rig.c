@@ -130,10 +130,18 @@ void rig_lower(struct rig *rig, uint64_t tag, uint32_t blocks, uint32_t from_tie
     CHECK_CODE(&rig->call.op, KVT_CODE_OK);
 }
 
-void rig_release(struct rig *rig, struct kvt_handle lease)
+void rig_begin_in_place(struct rig *rig, const struct client *client, struct kvt_handle lease,
+                        uint32_t blocks)
+{
+    world_promote(&rig->call, client, lease, 0, blocks, 0);
+    rig->call.op.req.promote.target = KVT_TARGET_L1;
+    rig->call.op.req.promote.is_in_place = true;
+}
+
+void rig_release(struct rig *rig, const struct client *client, struct kvt_handle lease)
 {
     call_begin(&rig->call, KVT_OP_RELEASE);
-    rig->call.op.req.release.session = rig->client.session;
+    rig->call.op.req.release.session = client->session;
     rig->call.op.req.release.lease = lease;
     call_run(&rig->call);
     CHECK_CODE(&rig->call.op, KVT_CODE_OK);
@@ -145,4 +153,17 @@ struct kvt_store_stats rig_stats(struct rig *rig)
 
     kvt_engine_store_stats(rig->world.engine, &stats);
     return stats;
+}
+
+uint64_t rig_leases(struct rig *rig)
+{
+    struct kvt_engine_counts counts;
+
+    kvt_engine_counts(rig->world.engine, &counts);
+    return counts.leases;
+}
+
+uint64_t rig_l1_slots(struct rig *rig, uint32_t zone)
+{
+    return rig_stats(rig).l1_zones[zone].slab.taken_slots;
 }

@@ -47,5 +47,10 @@ uint32_t rig_load(struct rig *rig, uint64_t tag, uint32_t blocks);
 /* Copies of the prompt go down, from some tiers to one: KVT_TIER_BIT_L1 and so on. */
 void rig_lower(struct rig *rig, uint64_t tag, uint32_t blocks, uint32_t from_tiers,
                uint32_t to_tier);
-void rig_release(struct rig *rig, struct kvt_handle lease);
+/* Prepares a Promote of the blocks that a lease has, to be read where they lie in L1: call_run. */
+void rig_begin_in_place(struct rig *rig, const struct client *client, struct kvt_handle lease,
+                        uint32_t blocks);
+void rig_release(struct rig *rig, const struct client *client, struct kvt_handle lease);
 struct kvt_store_stats rig_stats(struct rig *rig);
+uint64_t rig_leases(struct rig *rig);
+uint64_t rig_l1_slots(struct rig *rig, uint32_t zone); /* taken */

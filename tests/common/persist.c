@@ -61,7 +61,7 @@ uint32_t persist_fetch(struct rig *f, uint64_t tag, uint32_t blocks)
         }
         good += is_good;
     }
-    rig_release(f, lease);
+    rig_release(f, &f->client, lease);
     return good;
 }
 

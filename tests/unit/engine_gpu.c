@@ -18,11 +18,6 @@ static const struct world_config two_gpus = {.seed = 11,
                                              .ranks = 1,
                                              .gpus = GPUS};
 
-static uint64_t l1_slots(struct rig *rig, uint32_t zone)
-{
-    return rig_stats(rig).l1_zones[zone].slab.taken_slots;
-}
-
 /* ---- attaching ---- */
 
 static void test_attach(void)
@@ -33,7 +28,7 @@ static void test_attach(void)
     rig_attach_gpu(&rig, 1);
     CHECK(rig.world.gpu_regions == 1);
     rig_store(&rig, 0x101, 4);
-    CHECK(l1_slots(&rig, 0) == 0 && l1_slots(&rig, 1) == 4); /* where its engine is */
+    CHECK(rig_l1_slots(&rig, 0) == 0 && rig_l1_slots(&rig, 1) == 4); /* where its engine is */
     CHECK(rig_load(&rig, 0x101, 4) == 4);
     rig_leave(&rig);
     rig_deinit(&rig);
@@ -49,11 +44,11 @@ static void test_two_engines(void)
     rig_attach_gpu(&rig, 0);
     rig_join_gpu(&rig, &second, 2, true, 0, 1);
     rig_store(&rig, 0x101, 4);
-    CHECK(l1_slots(&rig, 0) == 4 && l1_slots(&rig, 1) == 0);
+    CHECK(rig_l1_slots(&rig, 0) == 4 && rig_l1_slots(&rig, 1) == 0);
     rig_leave(&rig);
     rig.client = second;
     rig_store(&rig, 0x202, 4);
-    CHECK(l1_slots(&rig, 0) == 4 && l1_slots(&rig, 1) == 4);
+    CHECK(rig_l1_slots(&rig, 0) == 4 && rig_l1_slots(&rig, 1) == 4);
     rig_leave(&rig);
     rig_deinit(&rig);
 }
@@ -161,7 +156,7 @@ static void test_too_large(void)
     /* In host memory it is served, from L2. */
     client_attach(&rig.client, &rig.world, &rig.call, 1, true, 0);
     rig_store(&rig, 0x101, 2);
-    CHECK(l1_slots(&rig, 0) + l1_slots(&rig, 1) == 0);
+    CHECK(rig_l1_slots(&rig, 0) + rig_l1_slots(&rig, 1) == 0);
     CHECK(rig_load(&rig, 0x101, 2) == 2);
     rig_leave(&rig);
     rig_deinit(&rig);

@@ -17,16 +17,9 @@ static const struct world_config exporting = {.seed = 12,
                                               .gpus = GPUS,
                                               .is_export_allowed = true};
 
-static void begin_in_place(struct rig *rig, struct kvt_handle lease, uint32_t blocks)
-{
-    world_promote(&rig->call, &rig->client, lease, 0, blocks, 0);
-    rig->call.op.req.promote.target = KVT_TARGET_L1;
-    rig->call.op.req.promote.is_in_place = true;
-}
-
 static void in_place(struct rig *rig, struct kvt_handle lease, uint32_t blocks)
 {
-    begin_in_place(rig, lease, blocks);
+    rig_begin_in_place(rig, &rig->client, lease, blocks);
     call_run(&rig->call);
     CHECK_CODE(&rig->call.op, KVT_CODE_OK);
     CHECK(rig->call.op.ans.promote.is_in_place);
@@ -66,14 +59,6 @@ static bool is_there(struct rig *rig, const struct place *places, uint32_t block
                               0, TAG, i, 0))
             return false;
     return true;
-}
-
-static uint64_t leases(struct rig *rig)
-{
-    struct kvt_engine_counts counts;
-
-    kvt_engine_counts(rig->world.engine, &counts);
-    return counts.leases;
 }
 
 static void pass_time(struct rig *rig, uint64_t ns)
@@ -156,7 +141,7 @@ static void test_stays(void)
     rig_begin_gpu(&rig, &exporting, 0);
     lease = hold_prompt(&rig, places, 8);
     pass_time(&rig, 700 * KVT_NS_PER_S); /* beyond the longest lease */
-    CHECK(leases(&rig) == 1);
+    CHECK(rig_leases(&rig) == 1);
     crowd(&rig, 0);
     CHECK(is_there(&rig, places, 8));
     rig_lower(&rig, TAG, 8, KVT_TIER_BIT_L1, KVT_TIER_BIT_L2);
@@ -169,15 +154,15 @@ static void test_stays(void)
     pass_time(&rig, KVT_NS_PER_S);
     crowd(&rig, 2);
     CHECK(is_there(&rig, places, 8));
-    CHECK(leases(&rig) == 1);
+    CHECK(rig_leases(&rig) == 1);
     /* Of an older epoch nothing new is given. */
-    begin_in_place(&rig, lease, 4);
+    rig_begin_in_place(&rig, &rig.client, lease, 4);
     call_run(&rig.call);
     CHECK_CODE(&rig.call.op, KVT_CODE_OK);
     CHECK(rig.call.op.ans.promote.moves.results[0][0] == KVT_MOVE_ABORTED);
     CHECK(!rig.call.op.ans.promote.is_in_place);
-    rig_release(&rig, lease);
-    CHECK(leases(&rig) == 0);
+    rig_release(&rig, &rig.client, lease);
+    CHECK(rig_leases(&rig) == 0);
     world_check(&rig.world);
     crowd(&rig, 3);
     crowd(&rig, 4);
@@ -198,7 +183,7 @@ static void test_engine_ends(void)
     client_detach(&rig.client, &rig.call);
     world_settle(&rig.world);
     world_check(&rig.world);
-    CHECK(leases(&rig) == 0);
+    CHECK(rig_leases(&rig) == 0);
     client_unmap(&rig.client);
     rig.client = other;
     rig_end(&rig);
@@ -218,17 +203,17 @@ static void test_loss(void)
     lease = hold_prompt(&rig, places, 8);
     fake_tier_lose_zone(rig.world.tiers[KVT_TIER_DEVICE], 1); /* the other one */
     pass_time(&rig, KVT_NS_PER_S);
-    CHECK(leases(&rig) == 1 && is_there(&rig, places, 8));
+    CHECK(rig_leases(&rig) == 1 && is_there(&rig, places, 8));
     CHECK(rig.world.notices[KVT_NOTICE_LEASE_ENDED] == 0);
     fake_tier_lose_zone(rig.world.tiers[KVT_TIER_DEVICE], 0);
     fake_tier_revive_zone(rig.world.tiers[KVT_TIER_DEVICE], 0);
     pass_time(&rig, KVT_NS_PER_S);
-    CHECK(leases(&rig) == 0);
+    CHECK(rig_leases(&rig) == 0);
     CHECK(rig.world.notices[KVT_NOTICE_LEASE_ENDED] == 1);
     CHECK(rig.world.notices[KVT_NOTICE_REGIONS_LOST] == 2);
     kvt_engine_store_stats(rig.world.engine, &stats);
     CHECK(stats.l1_zones[0].out_ns == 0 && stats.l1_zones[0].incarnation == 1);
-    rig_release(&rig, lease); /* may be repeated */
+    rig_release(&rig, &rig.client, lease); /* may be repeated */
     client_detach(&scheduler, &rig.call);
     rig_end(&rig);
 }
@@ -250,8 +235,7 @@ static void test_loss_of_many(void)
     client_attach(&scheduler, &rig.world, &rig.call, 2, true, KVT_RANK_NONE);
     client_attach(&reader, &rig.world, &rig.call, 2, true, 0);
     for (uint32_t i = 0; i < MANY; i++) {
-        begin_in_place(&rig, world_lookup(&rig.call, &reader, TAG, 1, true), 1);
-        rig.call.op.req.promote.session = reader.session;
+        rig_begin_in_place(&rig, &reader, world_lookup(&rig.call, &reader, TAG, 1, true), 1);
         call_run(&rig.call);
         CHECK_CODE(&rig.call.op, KVT_CODE_OK);
         CHECK(done_count(&rig) == 1);
@@ -263,11 +247,11 @@ static void test_loss_of_many(void)
     fake_tier_lose_zone(rig.world.tiers[KVT_TIER_DEVICE], 0);
     world_turn(&rig.world);
     CHECK(rig.world.notices[KVT_NOTICE_REGIONS_LOST] ==
-          3);                          /* two readers, and who has memory there */
-    CHECK(leases(&rig) >= MANY - 256); /* bounded */
+          3);                              /* two readers, and who has memory there */
+    CHECK(rig_leases(&rig) >= MANY - 256); /* bounded */
     world_check(&rig.world);
     pass_time(&rig, KVT_NS_PER_S);
-    CHECK(leases(&rig) == 0);
+    CHECK(rig_leases(&rig) == 0);
     CHECK(rig.world.notices[KVT_NOTICE_LEASE_ENDED] == MANY);
     CHECK(rig.world.notices[KVT_NOTICE_REGIONS_LOST] == 3);
     client_detach(&reader, &rig.call);
@@ -285,7 +269,7 @@ static void test_lost_meanwhile(void)
     rig_begin_gpu(&rig, &exporting, 0);
     rig_store(&rig, TAG, 4);
     lease = world_lookup(&rig.call, &rig.client, TAG, 4, true);
-    begin_in_place(&rig, lease, 4);
+    rig_begin_in_place(&rig, &rig.client, lease, 4);
     call_submit(&rig.call);
     fake_tier_lose_zone(rig.world.tiers[KVT_TIER_DEVICE], 0);
     fake_tier_revive_zone(rig.world.tiers[KVT_TIER_DEVICE], 0);
@@ -311,7 +295,7 @@ static void test_limit(void)
     in_place(&rig, lease, 8);
     CHECK(done_count(&rig) == 3);
     CHECK(rig.call.op.ans.promote.moves.results[0][3] == KVT_MOVE_NO_ROOM);
-    rig_release(&rig, lease);
+    rig_release(&rig, &rig.client, lease);
     lease = world_lookup(&rig.call, &rig.client, TAG, 2, true);
     in_place(&rig, lease, 2);
     CHECK(done_count(&rig) == 2);
@@ -340,7 +324,7 @@ static void test_again(void)
     world_check(&rig.world);
     in_place(&rig, world_lookup(&rig.call, &rig.client, TAG, 8, true), 8);
     CHECK(done_count(&rig) == 2); /* another lease's count again */
-    rig_release(&rig, lease);
+    rig_release(&rig, &rig.client, lease);
     crowd(&rig, 0);
     CHECK(is_there(&rig, places, 2)); /* and stay when the first is gone */
     rig_end(&rig);
@@ -367,8 +351,7 @@ static void test_ranks(void)
     rig_demote(&rig, &rank1, ticket, 0, 4);
     lease = world_lookup(&rig.call, &rig.client, TAG, 4, true);
     for (uint32_t rank = 0; rank < 2; rank++) {
-        begin_in_place(&rig, lease, 4);
-        rig.call.op.req.promote.session = rank == 0 ? rig.client.session : rank1.session;
+        rig_begin_in_place(&rig, rank == 0 ? &rig.client : &rank1, lease, 4);
         call_run(&rig.call);
         CHECK_CODE(&rig.call.op, KVT_CODE_OK);
         CHECK(done_count(&rig) == 2);
@@ -396,10 +379,10 @@ static void test_slices(void)
     CHECK(done_count(&rig) == 32);
     client_detach(&rig.client, &rig.call);
     world_check(&rig.world);
-    CHECK(leases(&rig) >= 10); /* dead, not buried */
+    CHECK(rig_leases(&rig) >= 10); /* dead, not buried */
     world_settle(&rig.world);
     world_check(&rig.world);
-    CHECK(leases(&rig) == 0);
+    CHECK(rig_leases(&rig) == 0);
     client_unmap(&rig.client);
     rig.client = other;
     rig_end(&rig);
@@ -422,17 +405,17 @@ static void test_refusals(void)
     rig_begin_gpu(&rig, &config, 0);
     rig_store(&rig, TAG, 4);
     lease = world_lookup(&rig.call, &rig.client, TAG, 4, true);
-    begin_in_place(&rig, lease, 4);
+    rig_begin_in_place(&rig, &rig.client, lease, 4);
     rig.call.op.req.promote.target = KVT_TARGET_L2;
     refuse(&rig, KVT_CODE_INVALID_ARGUMENT, "target L1");
-    begin_in_place(&rig, KVT_HANDLE_NONE, 4);
+    rig_begin_in_place(&rig, &rig.client, KVT_HANDLE_NONE, 4);
     rig.call.op.req.promote.prefix = world_prefix(&rig.call, TAG, 4);
     refuse(&rig, KVT_CODE_INVALID_ARGUMENT, "a lease");
-    begin_in_place(&rig, lease, 4);
+    rig_begin_in_place(&rig, &rig.client, lease, 4);
     rig.call.op.req.promote.moves_count = 0;
     refuse(&rig, KVT_CODE_INVALID_ARGUMENT, "moves");
     client_attach(&scheduler, &rig.world, &rig.call, 1, true, KVT_RANK_NONE);
-    begin_in_place(&rig, lease, 4);
+    rig_begin_in_place(&rig, &rig.client, lease, 4);
     rig.call.op.req.promote.session = scheduler.session;
     refuse(&rig, KVT_CODE_FAILED_PRECONDITION, "without a rank");
     client_detach(&scheduler, &rig.call);
@@ -441,7 +424,7 @@ static void test_refusals(void)
     rig_begin_gpu(&rig, &config, 0);
     rig_store(&rig, TAG, 4);
     lease = world_lookup(&rig.call, &rig.client, TAG, 4, true);
-    begin_in_place(&rig, lease, 4);
+    rig_begin_in_place(&rig, &rig.client, lease, 4);
     refuse(&rig, KVT_CODE_FAILED_PRECONDITION, "tiers.l1.export");
     rig_end(&rig);
 }
