@@ -174,16 +174,17 @@ static int launch_check(const struct kvt_kernels *kernels, void *stream,
     return kernels->check(stream, &batch->check);
 }
 
-/* All nine pairs of orders in turn. */
+/* All pairs of orders in turn. */
 static void make_relayout(struct gpu_check_side *side, union gpu_check_batch *ret_batch)
 {
+    enum { ORDERS = KVT_LAYOUT_PAGE_HEAD }; /* the last of them */
     static const uint32_t head_bytes[] = {256, 128, 64, 16, 80, 8, 2, 6, 1, 33};
     struct kvt_relayout *change = &ret_batch->relayout;
     uint64_t bytes;
 
     *change =
-        (struct kvt_relayout){.from = 1 + side->number % 3,
-                              .to = 1 + side->number / 3 % 3,
+        (struct kvt_relayout){.from = 1 + side->number % ORDERS,
+                              .to = 1 + side->number / ORDERS % ORDERS,
                               .layers = 1 + (uint32_t)below(side, 6),
                               .pages = 1 + (uint32_t)below(side, 5),
                               .tokens = 1 + (uint32_t)below(side, 20),
@@ -205,6 +206,6 @@ const struct gpu_check_kind gpu_check_copy_kinds[] = {
     {.name = "gather", .make = make_copy, .launch = launch_gather, .cases_min = 12},
     {.name = "scatter", .make = make_copy, .launch = launch_scatter, .cases_min = 12},
     {.name = "check", .make = make_check, .launch = launch_check, .cases_min = 12},
-    {.name = "change of layout", .make = make_relayout, .launch = launch_relayout, .cases_min = 18},
+    {.name = "change of layout", .make = make_relayout, .launch = launch_relayout, .cases_min = 64},
     {.name = NULL},
 };
