@@ -391,6 +391,13 @@ static void test_doctor_of_daemon(void **state)
     kvt_ctl_check_gpus(&report, &stats);
     expect(&report, KVT_CTL_LEVEL_OK, "GPU 0 NVIDIA H200 is in service, arena of 60.0 GiB");
     expect(&report, KVT_CTL_LEVEL_WARN, "L2 is not pinned for the GPUs: out of memory");
+    assert_non_null(strstr(report.findings[0].remedy, "LimitMEMLOCK=infinity"));
+    /* With the GPU in whose context it was there is nothing to set. */
+    stats.gpus_count = 2;
+    report.count = 0;
+    kvt_ctl_check_gpus(&report, &stats);
+    assert_non_null(strstr(report.findings[0].remedy, "when the GPU that is lost is back"));
+    assert_null(strstr(report.findings[0].remedy, "LimitMEMLOCK"));
     stats.gpus_count = 0;
     stats.l1.why = TEXT("no GPU");
     report.count = 0;

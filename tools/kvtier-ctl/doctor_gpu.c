@@ -272,6 +272,15 @@ static void check_gpu(struct kvt_ctl_report *report, const struct kvt_api_gpu_st
     }
 }
 
+/* L2 is pinned in the context of one GPU, and so until that is back through none. */
+static bool has_lost_gpu(const struct kvt_ans_stats *stats)
+{
+    for (uint32_t i = 0; i < stats->gpus_count; i++)
+        if (stats->gpus[i].state == KVT_API_GPU_LOST)
+            return true;
+    return false;
+}
+
 void kvt_ctl_check_gpus(struct kvt_ctl_report *report, const struct kvt_ans_stats *stats)
 {
     const struct kvt_api_l1_stats *l1 = &stats->l1;
@@ -290,9 +299,13 @@ void kvt_ctl_check_gpus(struct kvt_ctl_report *report, const struct kvt_ans_stat
     } else if (!l1->is_host_pinned) {
         kvt_ctl_found(report, KVT_CTL_LEVEL_WARN, "L1", "L2 is not pinned for the GPUs: %s",
                       l1->pin_why.bytes > 0 ? kvt_ctl_clean(text, l1->pin_why) : "unknown why");
-        kvt_ctl_found_remedy(report, "copies between L1 and L2 go through staging, at about half "
-                                     "the speed: LimitMEMLOCK=infinity, and a smaller L2 where "
-                                     "the driver cannot map all of it");
+        kvt_ctl_found_remedy(report,
+                             "copies between L1 and L2 go through staging, at about half "
+                             "the speed: %s",
+                             has_lost_gpu(stats)
+                                 ? "it is pinned again when the GPU that is lost is back"
+                                 : "LimitMEMLOCK=infinity, and a smaller L2 where the driver "
+                                   "cannot map all of it");
     }
     for (uint32_t i = 0; i < stats->gpus_count; i++)
         check_gpu(report, &stats->gpus[i]);
