@@ -386,21 +386,6 @@ static int pin(void *memory, uint64_t bytes)
     return end(r);
 }
 
-static int mapped_address(void *pointer, uint64_t *ret_address)
-{
-    bool is_planned;
-    int r = begin(KVT_FAKE_CUDA_MAPPED_ADDRESS, SCOPE_DEVICE, &is_planned);
-    struct fake_memory *memory;
-
-    if (r != 0)
-        return end(r);
-    memory = fake_memory_find_host(pointer, 1);
-    if (memory == NULL || !memory->is_on[fake_current_device])
-        return end(KVT_CUDA_INVALID_VALUE);
-    *ret_address = memory->address + ((uintptr_t)pointer - (uintptr_t)memory->alias);
-    return end(0);
-}
-
 /* ---- streams and events ---------------------------------------------------------------------- */
 
 static int stream_new(void **ret_stream)
@@ -510,20 +495,6 @@ static int event_query(void *pointer)
     if (r != 0)
         return end(r);
     return end(event->marker == NULL || event->marker->is_done ? 0 : KVT_CUDA_NOT_READY);
-}
-
-static int stream_wait(void *stream, void *pointer)
-{
-    bool is_planned;
-    int r = begin(KVT_FAKE_CUDA_STREAM_WAIT, SCOPE_DEVICE, &is_planned);
-    struct fake_event *event = fake_event_check(pointer);
-
-    if (r != 0 || event->marker == NULL)
-        return end(r);
-    event->marker->refs++;
-    fake_queue(stream_here(stream),
-               &(struct fake_op){.kind = FAKE_OP_WAIT, .marker = event->marker});
-    return end(0);
 }
 
 static int copy(uint64_t dst, uint64_t src, uint64_t bytes, enum kvt_cuda_direction direction,
@@ -645,14 +616,12 @@ static const struct kvt_cuda_calls fake_table = {
     .free_pinned = free_pinned,
     .pin = pin,
     .unpin = unpin,
-    .mapped_address = mapped_address,
     .stream_new = stream_new,
     .stream_free = stream_free,
     .event_new = event_new,
     .event_free = event_free,
     .event_record = event_record,
     .event_query = event_query,
-    .stream_wait = stream_wait,
     .copy = copy,
     .fill = fill,
     .ipc_export = ipc_export,

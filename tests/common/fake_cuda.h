@@ -42,14 +42,12 @@
     X(FREE_PINNED)                                                                                 \
     X(PIN)                                                                                         \
     X(UNPIN)                                                                                       \
-    X(MAPPED_ADDRESS)                                                                              \
     X(STREAM_NEW)                                                                                  \
     X(STREAM_FREE)                                                                                 \
     X(EVENT_NEW)                                                                                   \
     X(EVENT_FREE)                                                                                  \
     X(EVENT_RECORD)                                                                                \
     X(EVENT_QUERY)                                                                                 \
-    X(STREAM_WAIT)                                                                                 \
     X(COPY)                                                                                        \
     X(FILL)                                                                                        \
     X(IPC_EXPORT)                                                                                  \

@@ -49,7 +49,7 @@ struct fake_event {
     struct fake_event *next;
 };
 
-enum fake_op_kind { FAKE_OP_COPY = 1, FAKE_OP_FILL, FAKE_OP_LAUNCH, FAKE_OP_RECORD, FAKE_OP_WAIT };
+enum fake_op_kind { FAKE_OP_COPY = 1, FAKE_OP_FILL, FAKE_OP_LAUNCH, FAKE_OP_RECORD };
 enum fake_kernel {
     FAKE_GATHER = 1,
     FAKE_SCATTER,

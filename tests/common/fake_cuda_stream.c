@@ -71,7 +71,7 @@ static void pop(struct fake_stream *stream)
     stream->head = op->next;
     if (stream->head == NULL)
         stream->tail = &stream->head;
-    if (op->kind == FAKE_OP_RECORD || op->kind == FAKE_OP_WAIT)
+    if (op->kind == FAKE_OP_RECORD)
         fake_marker_unref(op->marker);
     free(op);
     fake_cuda.queued--;
@@ -146,10 +146,6 @@ bool fake_stream_step(struct fake_stream *stream)
         break;
     case FAKE_OP_RECORD:
         op->marker->is_done = true;
-        break;
-    case FAKE_OP_WAIT:
-        if (!op->marker->is_done)
-            return false;
         break;
     }
     /* A loss in it may have dropped the queue. */

@@ -76,8 +76,6 @@ struct kvt_cuda_calls {
     int (*free_pinned)(void *memory);
     int (*pin)(void *memory, uint64_t bytes); /* cudaHostRegister: portable, mapped */
     int (*unpin)(void *memory);
-    /* Where the current device sees pinned memory. */
-    int (*mapped_address)(void *memory, uint64_t *ret_address);
 
     int (*stream_new)(void **ret_stream); /* non-blocking: never waits for the default stream */
     int (*stream_free)(void *stream);
@@ -85,8 +83,6 @@ struct kvt_cuda_calls {
     int (*event_free)(void *event);
     int (*event_record)(void *event, void *stream);
     int (*event_query)(void *event); /* 0: all before it is over; KVT_CUDA_NOT_READY */
-    /* What is queued on @stream after this begins when @event is over. */
-    int (*stream_wait)(void *stream, void *event);
     int (*copy)(uint64_t dst, uint64_t src, uint64_t bytes, enum kvt_cuda_direction direction,
                 void *stream);
     int (*fill)(uint64_t address, uint8_t value, uint64_t bytes, void *stream);

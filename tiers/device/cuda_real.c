@@ -165,16 +165,6 @@ static int unpin(void *memory)
     return answer(cudaHostUnregister(memory));
 }
 
-static int mapped_address(void *memory, uint64_t *ret_address)
-{
-    void *at = NULL;
-    int error = answer(cudaHostGetDevicePointer(&at, memory, 0));
-
-    if (error == KVT_CUDA_OK)
-        *ret_address = (uint64_t)(uintptr_t)at;
-    return error;
-}
-
 /* A stream is for kernels, and memory for it is taken where one may wait: so they are brought onto
  * the device here, not by their first launch on the GPU's thread. Again is nothing to do. */
 static int stream_new(void **ret_stream)
@@ -217,11 +207,6 @@ static int event_record(void *event, void *stream)
 static int event_query(void *event)
 {
     return answer(cudaEventQuery(event));
-}
-
-static int stream_wait(void *stream, void *event)
-{
-    return answer(cudaStreamWaitEvent(stream, event, 0));
 }
 
 /* Two places on the device may be of two devices: then the runtime finds out from the addresses. */
@@ -352,14 +337,12 @@ static const struct kvt_cuda_calls calls = {
     .free_pinned = free_pinned,
     .pin = pin,
     .unpin = unpin,
-    .mapped_address = mapped_address,
     .stream_new = stream_new,
     .stream_free = stream_free,
     .event_new = event_new,
     .event_free = event_free,
     .event_record = event_record,
     .event_query = event_query,
-    .stream_wait = stream_wait,
     .copy = copy,
     .fill = fill,
     .ipc_export = ipc_export,
