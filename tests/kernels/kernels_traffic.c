@@ -1,6 +1,7 @@
-/* How much the kernels load and store, and how wide: the columns "reads" and "writes" of
- * docs/kernels.md, counted by the shim while the kernels' source runs. Right bytes do not show a
- * kernel that moves them twice or one at a time; a GPU would only be slow with it. */
+/* How much the kernels load and store, how wide, and with how many threads: the columns "reads",
+ * "writes" and "done by" of docs/kernels.md, the first two counted by the shim while the kernels'
+ * source runs. Right bytes do not show a kernel that moves them twice or one at a time, nor one
+ * whose lanes have nothing to do; a GPU would only be slow with it. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -179,6 +180,63 @@ static void test_quant(void **state)
     }
 }
 
+/* ---- threads -----------------------------------------------------------------------------------
+ */
+
+static void test_lanes(void **state)
+{
+    static const struct {
+        uint32_t bytes, lanes;
+    } rows[] = {{1, 1},
+                {32, 1},
+                {33, 2},
+                {64, 2},
+                {128, 4},
+                {256, 8},
+                {512, 16},
+                {513, 32},
+                {1024, 32},
+                {4096, 32},
+                {(1u << 20) + 1, 32}};
+
+    (void)state;
+    for (uint32_t i = 0; i < KVT_COUNT_OF(rows); i++) {
+        const struct kvt_copy_batch batch = {.jobs_count = 3000,
+                                             .pieces_max = 64,
+                                             .blocks_max = 64,
+                                             .piece_bytes_max = rows[i].bytes};
+        const struct kvt_shape shape = kvt_shape_copy(&batch, KVT_SHAPE_BLOCKS_MAX);
+
+        assert_int_equal(shape.lanes, rows[i].lanes);
+        assert_int_equal(shape.chunk_bytes, rows[i].lanes * 64);
+        assert_int_equal(shape.chunks, kvt_div_up(rows[i].bytes, shape.chunk_bytes));
+        assert_int_equal(shape.blocks_y, 3000);
+        assert_int_equal(shape.blocks_x, 1); /* 4,096 blocks in all */
+    }
+}
+
+/* As many warps as have eight elements for a thread. */
+static void test_warps(void **state)
+{
+    static const struct {
+        uint32_t tokens, dim, threads;
+    } rows[] = {{1, 1, 32},    {16, 16, 32},   {17, 16, 64},
+                {16, 64, 128}, {16, 128, 256}, {64, 128, 256}};
+
+    (void)state;
+    for (uint32_t i = 0; i < KVT_COUNT_OF(rows); i++) {
+        const struct kvt_quant_batch batch = {
+            .spec = {.plane_tokens = rows[i].tokens, .heads = 8, .head_dim = rows[i].dim},
+            .jobs_count = 3,
+            .planes_max = 6};
+        const struct kvt_shape shape = kvt_shape_quant(&batch, KVT_SHAPE_BLOCKS_MAX);
+
+        assert_int_equal(shape.threads, rows[i].threads);
+        assert_int_equal(shape.blocks_x, 6 * 8); /* a block for each head of each plane */
+        assert_int_equal(shape.blocks_y, 3);
+    }
+}
+
 static int setup(void **state)
 {
     uint64_t random = 1;
@@ -204,10 +262,9 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_check),
-        cmocka_unit_test(test_relayout),
-        cmocka_unit_test(test_quant),
+        cmocka_unit_test(test_copies),   cmocka_unit_test(test_check),
+        cmocka_unit_test(test_relayout), cmocka_unit_test(test_quant),
+        cmocka_unit_test(test_lanes),    cmocka_unit_test(test_warps),
     };
 
     return cmocka_run_group_tests(tests, setup, teardown);
