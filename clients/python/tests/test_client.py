@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+import daemon as daemons
 import engine
 import kvtier
 from daemon import Daemon
@@ -252,6 +253,31 @@ def test_done_callbacks_run_once(daemon: Daemon) -> None:
         op.add_done_callback(late)
         both.wait(WAIT_S)
         assert seen == [op, op]
+
+
+@pytest.mark.skipif(not daemons.PROGRAM, reason=daemons.NO_PROGRAM)
+def test_lease_beyond_the_limit_is_shorter_and_says_so() -> None:
+    fit = (1 << 20) // BLOCK_BYTES
+    cache = Cache(fit + 64)
+    one = Daemon("limits.leased_bytes_per_engine=1MiB")
+    try:
+        one.start()
+        with kvtier.Client(one.socket) as client:
+            session = engine.attach(client, cache)
+            engine.store(session, cache, fit + 64)
+            found = session.lookup(engine.tokens(fit + 64))
+            assert (found.boundary_tokens, found.is_lease_limited) == (
+                (fit + 64) * BLOCK_TOKENS,
+                False,
+            )
+            found = session.lookup(engine.tokens(fit + 64), lease_s=30.0)
+            assert (found.boundary_tokens, found.is_lease_limited) == (fit * BLOCK_TOKENS, True)
+            session.release(found.lease)
+            wait_until(lambda: client.stats().leases == 0)
+            found = session.lookup(engine.tokens(fit + 64), lease_s=30.0, limit_tokens=160)
+            assert (found.boundary_tokens, found.is_lease_limited) == (160, False)
+    finally:
+        one.close()
 
 
 def test_two_ranks_share_a_lease_and_a_ticket(daemon: Daemon) -> None:

@@ -24,6 +24,22 @@ def test_a_prompt_that_is_there_whole_is_offered_without_its_last_token() -> Non
     assert rig.ask(rig.request(33, "t")) == (32, True)
 
 
+def test_an_answer_that_is_shorter_for_the_lease_is_told_apart() -> None:
+    """Less is promised, and counted as what it is: no miss, no failure."""
+    rig = Rig()
+    rig.warm(40)
+    rig.daemon.lease_blocks_max = 3
+    assert rig.ask(rig.request(41)) == (24, True)
+    rig.daemon.lease_blocks_max = 0
+    assert rig.ask(rig.request(41, "s")) == (0, False)
+    rig.daemon.lease_blocks_max = 5
+    assert rig.ask(rig.request(41, "t")) == (40, True)
+    assert rig.side.stats.counter("lookups", "limited") == 2
+    assert rig.side.stats.counter("lookups", "hit") == 1
+    assert rig.side.stats.counter("hit_tokens") == 24 + 40
+    assert rig.side.stats.reduce()["Lookups failed"] == 0
+
+
 def test_repeated_questions_are_one_lookup() -> None:
     rig = Rig()
     rig.warm()

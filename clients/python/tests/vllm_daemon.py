@@ -59,6 +59,7 @@ class FakeDaemon:
         self.is_up = True
         self.is_late = False
         self.no_room = False
+        self.lease_blocks_max = 1 << 30  # of one lease
         self.on_call: Callable[[], None] = lambda: None  # what time a call takes
         self.blocks: dict[Key, dict[int, Payload]] = {}
         self.leases: dict[bytes, Held] = {}
@@ -221,6 +222,8 @@ class FakeSession:
         for number in range(len(self.spec.components)):
             alone = next((i for i in range(known) if not self.daemon.has(path, i, number)), known)
             matches.append(ComponentMatch(alone * size, 0, (0, 0, 0), (0, 0, 0), Why.NONE, 0))
+        is_limited = lease_s is not None and blocks > self.daemon.lease_blocks_max
+        blocks = min(blocks, self.daemon.lease_blocks_max) if is_limited else blocks
         lease = None
         if blocks and lease_s is not None:
             lease = Lease(self.daemon.new_handle(), lease_s, self.generation)
@@ -239,6 +242,7 @@ class FakeSession:
             self._cursor(root, path[:known]),
             lease,
             0,
+            is_limited,
         )
 
     def reserve(

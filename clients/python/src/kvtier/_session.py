@@ -218,6 +218,7 @@ class RankSession(Session):
             cursor=_cursor(at, answer),
             lease=lease,
             estimate_us=answer.estimate_us,
+            is_lease_limited=answer.is_lease_limited,
         )
 
     def reserve(

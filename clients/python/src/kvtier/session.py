@@ -105,8 +105,9 @@ class Session(Protocol):
 
         limit_tokens: the boundary is at most this, counted from the beginning (prompt_len - 1);
         0: no limit. tiers: bits of Tier that count as resident; 0: all. lease_s: take a lease that
-        ends after so long without use (0: the daemon's default; None: no lease). why: fill in why
-        each component stopped. prefetch: bring what is lower up to L2 in the background.
+        ends after so long without use (0: the daemon's default; None: no lease). With one the
+        boundary may be less than is there, and `is_lease_limited` says so. why: fill in why each
+        component stopped. prefetch: bring what is lower up to L2 in the background.
 
         Raises StaleHandle or NotFound for a stale cursor (send all tokens once), InvalidArgument,
         ResourceExhausted, DeadlineExceeded, Unavailable. A miss is no error.

@@ -335,6 +335,11 @@ class LookupResult:
     accepts; 0 is a miss. path_tokens: how far the tokens are known, resident or not.
     branch_tokens: how far the full component could go on. estimate_us: time of a promote of all.
     All count from the beginning of the prompt, with and without a cursor.
+
+    is_lease_limited: more is there, but its lease would pass what the engine may lease beside what
+    it leases now (`limits.leased_bytes_per_engine`); boundary_tokens is the greatest whose lease
+    fits, 0 where none would if it leased nothing (else, if none fits now, the lookup raises
+    ResourceExhausted). Never true of a lookup without a lease, or of a daemon that is older.
     """
 
     boundary_tokens: int
@@ -345,6 +350,7 @@ class LookupResult:
     cursor: Cursor | None
     lease: Lease | None
     estimate_us: int
+    is_lease_limited: bool = False
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,13 @@ class Reserved:
     reason: str
 
 
+def _outcome(result: LookupResult) -> str:
+    """Of a lookup that was answered. "limited" may have found something, or nothing that fits."""
+    if result.is_lease_limited:
+        return "limited"
+    return "hit" if result.boundary_tokens else "miss"
+
+
 class Link:
     """Belongs to the scheduler's thread."""
 
@@ -180,8 +187,7 @@ class Link:
             return Looked(None, None, outcome, self._clock() - began_s)
         self.breaker.succeeded()
         grant = None if result.lease is None else Grant(result.lease, self._session)
-        outcome = "hit" if result.boundary_tokens else "miss"
-        return Looked(result, grant, outcome, self._clock() - began_s)
+        return Looked(result, grant, _outcome(result), self._clock() - began_s)
 
     def reserve(
         self,

@@ -31,7 +31,8 @@ SAMPLES_MAX = 4096
 """Durations kept of one kind between two take(); further ones are only counted."""
 
 # What became of a lookup, as the scheduler saw it.
-LOOKUP_OUTCOMES = ("hit", "miss", "timeout", "unavailable", "breaker_open", "error")
+LOOKUP_OUTCOMES = ("hit", "limited", "miss", "timeout", "unavailable", "breaker_open", "error")
+_ANSWERED = ("hit", "limited", "miss")  # the others are failures
 
 # Why a store that the policy wanted was not begun.
 SKIP_REASONS = ("not_attached", "breaker_open", "blocks_limit", "no_ticket", "error")
@@ -250,7 +251,7 @@ class KvtierStats(KVConnectorStats):
 
     def _failed_lookups(self) -> int:
         return self.counter("lookups") - sum(
-            self.counter("lookups", outcome) for outcome in ("hit", "miss")
+            self.counter("lookups", outcome) for outcome in _ANSWERED
         )
 
 
