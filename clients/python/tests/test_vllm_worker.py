@@ -14,11 +14,13 @@ from kvtier import (
     DeadlineExceeded,
     FailedPrecondition,
     Kind,
+    KvtierError,
     Layout,
     ModelSpec,
     MoveResult,
     NotAttached,
     Piece,
+    ResourceExhausted,
     Role,
     Session,
     Unavailable,
@@ -356,6 +358,68 @@ def test_memory_that_another_daemon_refuses_is_replaced() -> None:
     worker.begin(KvtierMetadata())
     assert opened == [False, True]
     assert len(client.sessions) == 2
+
+
+def of_attach(error: KvtierError) -> KvtierError:
+    """As of a daemon that answered what goes before Attach."""
+    error.is_of_attach = True
+    return error
+
+
+LATE = "the daemon did not answer Attach in time"
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("then", [DeadlineExceeded, Unavailable, ResourceExhausted])
+def test_memory_that_the_daemon_never_opens_is_replaced(
+    is_first: bool, then: type[KvtierError], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its driver hangs: no answer, or what it says after that. Not at once, also of a daemon that
+    never had this memory: late may be just busy."""
+    client = FakeClient()
+    client.is_there = not is_first
+    worker, opened = gpu_worker(client)
+    session = client.sessions[0]
+    session.attached = False
+    for error in (DeadlineExceeded(LATE), then("still")):
+        session.last_error = of_attach(error)
+        worker.begin(KvtierMetadata())
+        worker.begin(KvtierMetadata())  # a step that sees the same attempt once more
+    assert opened == [False]
+    session.last_error = of_attach(then("still"))
+    worker.begin(KvtierMetadata())
+    assert opened == [False, True]
+    assert len(client.sessions) == 2
+    assert "cannot map this memory" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        None,  # it was attached meanwhile
+        DeadlineExceeded("OpenNamespace"),  # stopped: it answers nothing
+        Unavailable("no daemon"),
+        ResourceExhausted("region: too many"),
+    ],
+)
+def test_daemon_that_answers_nothing_is_no_reason_for_other_memory(
+    between: KvtierError | None,
+) -> None:
+    client = FakeClient()
+    worker, opened = gpu_worker(client)
+    session = client.sessions[0]
+    session.attached = False
+    for _ in range(5):
+        for error in (of_attach(DeadlineExceeded(LATE)), of_attach(Unavailable("gone")), between):
+            session.last_error = error
+            worker.begin(KvtierMetadata())
+    for _ in range(5):  # in a row, but of a daemon that is away or stopped
+        session.last_error = between and type(between)(between.text)
+        worker.begin(KvtierMetadata())
+    for _ in range(5):  # the GPU is out of service: the daemon takes it back
+        session.last_error = of_attach(Unavailable("the GPU is out of service"))
+        worker.begin(KvtierMetadata())
+    assert opened == [False]
 
 
 def test_shutdown_waits_for_ops_in_flight() -> None:

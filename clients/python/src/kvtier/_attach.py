@@ -167,9 +167,11 @@ class Attacher:
         late.daemon = True
         late.start()
         why = "the session is closed"
+        is_answered = False
         try:
             for event in stream:
                 if event.WhichOneof("event") == "attached":
+                    is_answered = True
                     late.cancel()
                     self._on_attached(event.attached, namespace, process)
                     continue
@@ -179,9 +181,11 @@ class Attacher:
                     hangup.set()
             return errors.NotAttached(why)
         except grpc.RpcError as error:
+            why_not = errors.from_rpc(error)
             if stream.code() == grpc.StatusCode.CANCELLED and not self._is_stopping.is_set():
-                return errors.DeadlineExceeded("the daemon did not answer Attach in time")
-            return errors.from_rpc(error)
+                why_not = errors.DeadlineExceeded("the daemon did not answer Attach in time")
+            why_not.is_of_attach = not is_answered
+            return why_not
         finally:
             late.cancel()
             hangup.set()

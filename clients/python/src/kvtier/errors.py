@@ -19,10 +19,14 @@ class KvtierError(Exception):
         code: the name of the status, "NOT_FOUND".
         text: what the daemon (or this package) said, without the advice.
         advice: what the caller should do.
+        is_of_attach: as a session's `last_error`: Attach itself got this in place of a session, and
+            the daemon had answered what goes before it. So it is there and answers, and what it
+            does not take, or not in time, is the regions.
     """
 
     code = "UNKNOWN"
     advice = "report it"
+    is_of_attach = False
 
     def __init__(self, text: str, *, advice: str | None = None) -> None:
         self.text = text

@@ -26,6 +26,7 @@ from typing import Protocol
 
 from kvtier import (
     AnyRegion,
+    DeadlineExceeded,
     FailedPrecondition,
     Internal,
     InvalidArgument,
@@ -34,8 +35,10 @@ from kvtier import (
     ModelSpec,
     NotAttached,
     NotFound,
+    ResourceExhausted,
     Role,
     Session,
+    Unavailable,
     Unimplemented,
 )
 from kvtier.vllm.layout import KvLayout
@@ -120,6 +123,7 @@ class WorkerSide:
         self._was_attached: bool | None = None
         self._refusals = 0  # attempts to attach, one after the other, that the daemon refused
         self._refusal: KvtierError | None = None
+        self._is_hanging = False  # the daemon was late with one of those
         self._told = ""  # the last trouble with attaching that was logged
         self._running: dict[int, _Running] = {}
         self._reports: dict[int, JobReport] = {}
@@ -148,7 +152,7 @@ class WorkerSide:
         if self._memory is None:
             return
         self._was_attached, self._told = None, ""
-        self._refusals, self._refusal = 0, None
+        self._forget_refusals()
         try:
             self._session = self._client.attach(
                 self._spec,
@@ -342,13 +346,29 @@ class WorkerSide:
     def _is_memory_refused(self, session: Session) -> bool:
         """The daemon does not open this memory. One that never did says so once; one that did, and
         was started anew without L1 on that GPU, a few times: in the middle of a restart an attempt
-        may be refused in passing."""
+        may be refused in passing. One whose driver hangs over it says nothing, a few times."""
         error = session.last_error
         if self._memory is None or self._memory.name != "cuda_ipc":
             return False
-        if not isinstance(error, FailedPrecondition | InvalidArgument):
-            self._refusals, self._refusal = 0, None
+        is_refusal = isinstance(error, FailedPrecondition | InvalidArgument)
+        if error is None or not (is_refusal or self._is_driver_stuck(error)):
+            self._forget_refusals()
             return False
         if error is not self._refusal:
             self._refusals, self._refusal = self._refusals + 1, error
-        return session.generation == 0 or self._refusals >= REFUSALS_MAX
+        return (is_refusal and session.generation == 0) or self._refusals >= REFUSALS_MAX
+
+    def _is_driver_stuck(self, error: KvtierError) -> bool:
+        """The daemon answers, but not an Attach with this memory; or it has given up on the GPU
+        after that, or on opening more. A daemon that is stopped, or away, does not answer what
+        goes before Attach either; a GPU that is out of service without that comes back."""
+        if not error.is_of_attach:
+            return False
+        if isinstance(error, DeadlineExceeded):
+            self._is_hanging = True
+        return self._is_hanging and isinstance(
+            error, DeadlineExceeded | Unavailable | ResourceExhausted
+        )
+
+    def _forget_refusals(self) -> None:
+        self._refusals, self._refusal, self._is_hanging = 0, None, False
