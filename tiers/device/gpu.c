@@ -161,6 +161,27 @@ static void listen_to_pin(struct kvt_gpu *gpu)
         atomic_store_explicit(&gpu->pin_done, said, memory_order_release);
 }
 
+/* All flights share a turn's copies, and one may have a million of them: the next turn begins
+ * behind the flight that used them up, so nobody waits longer than for a turn of each other. */
+static bool turn_queue(struct kvt_gpu *gpu)
+{
+    uint32_t first = gpu->queue_next;
+    bool has_moved = false;
+
+    gpu->copies_left = KVT_GPU_COPIES_PER_TURN;
+    for (uint32_t i = 0; i < gpu->flights_count; i++) {
+        uint32_t f = (first + i) % gpu->flights_count;
+        bool had_copies = gpu->copies_left > 0;
+
+        if (gpu->flights[f].state != KVT_GPU_FLIGHT_QUEUE)
+            continue;
+        has_moved |= kvt_gpu_queue(gpu, &gpu->flights[f]);
+        if (had_copies && gpu->copies_left == 0)
+            gpu->queue_next = (f + 1) % gpu->flights_count;
+    }
+    return has_moved;
+}
+
 static bool turn_serving(struct kvt_gpu *gpu, uint64_t now_ns)
 {
     bool has_moved = false;
@@ -168,16 +189,13 @@ static bool turn_serving(struct kvt_gpu *gpu, uint64_t now_ns)
     listen_to_pin(gpu);
     if (!make_current(gpu))
         return true;
-    gpu->copies_left = KVT_GPU_COPIES_PER_TURN;
     for (uint32_t f = 0; f < gpu->flights_count; f++)
         if (gpu->flights[f].state == KVT_GPU_FLIGHT_RUNNING)
             has_moved |= kvt_gpu_flight_poll(gpu, &gpu->flights[f], now_ns);
     if (kvt_gpu_service(gpu) != KVT_GPU_SERVING)
         return true;
     has_moved |= kvt_gpu_lanes_start(gpu, now_ns);
-    for (uint32_t f = 0; f < gpu->flights_count; f++)
-        if (gpu->flights[f].state == KVT_GPU_FLIGHT_QUEUE)
-            has_moved |= kvt_gpu_queue(gpu, &gpu->flights[f]);
+    has_moved |= turn_queue(gpu);
     has_moved |= kvt_gpu_cpu_turn(gpu);
     has_moved |= kvt_gpu_lanes_sweep(gpu, now_ns);
     return has_moved;

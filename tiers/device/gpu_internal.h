@@ -208,6 +208,7 @@ struct kvt_gpu {
     uint32_t areas_free_count;
     struct kvt_gpu_hands hands;
     uint32_t cpu_next;    /* flight that the CPU works for next */
+    uint32_t queue_next;  /* flight that the copies of the next turn are for first */
     uint32_t copies_left; /* of this turn */
     uint64_t swept_ns, turned_ns, parked_ns;
 };

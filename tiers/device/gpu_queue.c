@@ -229,13 +229,15 @@ void kvt_gpu_queue_begin(struct kvt_gpu_flight *flight)
 
 bool kvt_gpu_queue(struct kvt_gpu *gpu, struct kvt_gpu_flight *flight)
 {
+    uint32_t copies_left = gpu->copies_left;
     bool has_moved = false;
 
     while (kvt_gpu_service(gpu) == KVT_GPU_SERVING) {
         enum outcome outcome = steps[flight->step](gpu, flight);
 
+        /* Copies within a step move it on; an event that is to be recorded again does not. */
         if (outcome == MORE)
-            return has_moved;
+            return has_moved || gpu->copies_left != copies_left;
         has_moved = true;
         flight->at_member = 0;
         if (outcome == FAILED) {
