@@ -1,6 +1,6 @@
 /* What a turn of a GPU's thread owes to transfers that others could keep from their right: flights
  * of very many copies (a pool on another GPU: one a run) do not keep a small one waiting, nor is
- * time lost between their batches. */
+ * time lost between their batches; a transfer of the next life is not ended with the last one. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -178,14 +178,41 @@ static void test_record_again(void **state)
     gpu_world_free(world);
 }
 
+/* Taken back by half: the health is OK, so the engine submits, and the thread, which finds that it
+ * is parked, has its turn before the control thread goes on. */
+static void test_of_the_next_life(void **state)
+{
+    struct gpu_world_config config = {.seed = 2};
+    struct gpu_world *world = gpu_world_new(&config);
+    struct kvt_xfer before, after, *back;
+
+    (void)state;
+    kvt_gpu_lose(world->gpu, KVT_CUDA_ECC);
+    while (!kvt_gpu_is_parked(world->gpu))
+        (void)kvt_gpu_turn(world->gpu);
+    before = small(world, 0);
+    submit(world, &before);
+    (void)kvt_gpu_turn(world->gpu);
+    assert_int_equal(kvt_tier_reap(world->tier, &back, 1), 1);
+    assert_int_equal(before.status, KVT_XFER_OUT_OF_SERVICE);
+
+    atomic_store(&world->tier->counters.health, KVT_TIER_HEALTH_OK);
+    after = small(world, 0);
+    submit(world, &after);
+    (void)kvt_gpu_turn(world->gpu);
+    assert_int_equal(kvt_tier_reap(world->tier, &back, 1), 0);
+    gpu_world_take_back(world);
+    gpu_world_reap(world, 1);
+    assert_int_equal(after.status, KVT_XFER_DONE);
+    gpu_world_free(world);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_small_beside_large),
-        cmocka_unit_test(test_small_among_many),
-        cmocka_unit_test(test_batches_follow),
-        cmocka_unit_test(test_record_again),
-
+        cmocka_unit_test(test_small_beside_large), cmocka_unit_test(test_small_among_many),
+        cmocka_unit_test(test_batches_follow),     cmocka_unit_test(test_record_again),
+        cmocka_unit_test(test_of_the_next_life),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -90,8 +90,14 @@ static bool turn_parked(struct kvt_gpu *gpu, uint64_t now_ns)
     bool has_moved;
 
     kvt_gpu_lanes_collect(gpu);
-    /* Taken back since this turn began: what was collected may be of that life. */
-    if (!kvt_gpu_is_parked(gpu))
+    /* Taken back since this turn began, or half so (revive stores the health before the service):
+     * what was collected may be of the next life. From the loss until then the health is OUT; who
+     * submits to the next life saw it OK, so behind what was collected that is seen here, too. It
+     * may be OUT again, for the next life was lost as well: then the service, which is read after
+     * it, is not PARKED any more, for only this thread parks. */
+    if (atomic_load_explicit(&gpu->worker.tier.counters.health, memory_order_acquire) ==
+            KVT_TIER_HEALTH_OK ||
+        !kvt_gpu_is_parked(gpu))
         return true;
     has_moved = kvt_gpu_lanes_end_all(gpu, KVT_XFER_OUT_OF_SERVICE, now_ns);
     if (gpu->flights_busy == 0 || (!atomic_load_explicit(&gpu->is_reset, memory_order_acquire) &&
