@@ -55,6 +55,15 @@ static void log_refused(const struct kvt_device_gpu *gpu, const char *what)
         kvt_log_warn("L1: %s: %s (%s, %s)", what, gpu->why, gpu->info.name, uuid);
 }
 
+/* One line for all of them. */
+static void log_left_out(const struct kvt_device_report *report)
+{
+    if (report->left_out_count > 0)
+        kvt_log_warn("L1: %u of %u GPUs are left out: L1 takes %u at most: name in tiers.l1.gpus "
+                     "which",
+                     report->left_out_count, report->gpus_count, KVT_ZONES_MAX);
+}
+
 /* No GPU is used. Of one that was found: which, and why; of several the sum and a line each. */
 static void log_none(const struct kvt_device_report *report)
 {
@@ -64,7 +73,9 @@ static void log_none(const struct kvt_device_report *report)
     }
     kvt_log_warn("L1: off: %s", report->why);
     for (uint32_t i = 0; i < report->refused_count; i++)
-        log_refused(&report->refused[i], "not used");
+        if (!report->refused[i].is_left_out)
+            log_refused(&report->refused[i], "not used");
+    log_left_out(report);
 }
 
 static void log_used(const struct kvt_device_gpu *gpu, const struct kvt_device_report *report)
@@ -98,10 +109,7 @@ static void log_open(const struct kvt_daemon *daemon)
         else if (!gpu.is_left_out)
             log_refused(&gpu, "not used");
     }
-    if (report->left_out_count > 0)
-        kvt_log_warn("L1: %u of %u GPUs are left out: L1 takes %u at most: name in tiers.l1.gpus "
-                     "which",
-                     report->left_out_count, report->gpus_count, KVT_ZONES_MAX);
+    log_left_out(report);
 }
 
 static int fail(struct kvt_daemon *daemon, enum kvt_exit how, int r)

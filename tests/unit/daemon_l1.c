@@ -180,6 +180,16 @@ static void test_none_of(void **state)
     assert_non_null(strstr(log, "L1: off: none of 2\n"));
     assert_non_null(strstr(log, "L1: not used: GPU 0 is busy (NVIDIA L4, "));
     assert_non_null(strstr(log, "L1: not used: no GPU 7\n"));
+    /* Those that were tried fail: those that were left out are not a line each here, either. */
+    gpus[1] = (struct kvt_device_gpu){
+        .state = KVT_GPU_REFUSED, .why = "GPU 16 is left out", .is_left_out = true};
+    fake.report.gpus_count = 17;
+    fake.report.left_out_count = 1;
+    assert_int_equal(start(&daemon, cuda, log, sizeof(log)), 0);
+    assert_int_equal(lines_of(log), 3);
+    assert_non_null(strstr(log, "L1: not used: GPU 0 is busy (NVIDIA L4, "));
+    assert_null(strstr(log, "L1: not used: GPU 16"));
+    assert_non_null(strstr(log, "L1: 1 of 17 GPUs are left out: L1 takes 16 at most: "));
 }
 
 /* More than can be used: one line for all those. */
