@@ -677,6 +677,15 @@ void eng_job_submit(struct kvt_engine *engine, struct eng_job *job); /* gone aft
 /* Ends it with the result that it has, without the store. */
 void eng_job_skip(struct kvt_engine *engine, struct eng_job *job);
 
+/* ids.c: engine blocks that a Promote names */
+#define ENG_IDS_SCRATCH_BYTES (2 * sizeof(uint64_t)) /* an id */
+bool eng_ids_are_rising(const uint64_t *ids, uint32_t count);
+/* One that is named twice, or KVT_ENGINE_BLOCK_NONE, which may be named any number of times; all
+ * others are below @limit. @scratch: room for all of them, see above. Adds to @inout_steps how many
+ * words were looked at: O(count * digits of limit), whatever the ids are. */
+uint64_t eng_ids_find_twice(const uint64_t *ids, uint32_t count, uint64_t limit, uint64_t *scratch,
+                            uint64_t *inout_steps);
+
 /* moves.c */
 struct eng_moves_spec {
     const struct kvt_api_moves *moves;

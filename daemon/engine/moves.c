@@ -5,8 +5,6 @@
 
 #include "daemon/engine/internal.h"
 
-static_assert(KVT_ENGINE_BLOCK_NONE == UINT64_MAX, "bytes of all ones: an empty place in a table");
-
 static bool no_room(struct kvt_op *op)
 {
     kvt_op_fail(op, KVT_CODE_RESOURCE_EXHAUSTED, "the request needs more than %u bytes",
@@ -73,62 +71,6 @@ static bool ids_are_valid(struct kvt_op *op, const struct eng_moves *moves, uint
     return true;
 }
 
-static bool is_rising(const uint64_t *ids, uint64_t count)
-{
-    uint64_t last = 0;
-
-    for (uint64_t i = 0; i < count; i++) {
-        if (ids[i] == KVT_ENGINE_BLOCK_NONE)
-            continue;
-        if (ids[i] < last)
-            return false;
-        last = ids[i] + 1;
-    }
-    return true;
-}
-
-/* False: @id is in the table, of a power of 2 places, more than half of them empty. */
-static bool enter(uint64_t *table, uint32_t places_log2, uint64_t id)
-{
-    uint64_t mask = (1ull << places_log2) - 1;
-    uint64_t at = id * 0x9e3779b97f4a7c15ull >> (64 - places_log2);
-
-    for (; table[at] != KVT_ENGINE_BLOCK_NONE; at = (at + 1) & mask)
-        if (table[at] == id)
-            return false;
-    table[at] = id;
-    return true;
-}
-
-/* What is written twice holds one of the two afterwards, and both moves would be DONE. Rising ids,
- * as most are, need no table. */
-static bool ids_are_distinct(struct kvt_op *op, const struct eng_moves *moves, uint64_t count)
-{
-    uint32_t places_log2 = 1;
-    uint64_t *table;
-
-    if (is_rising(moves->engine_blocks, count))
-        return true;
-    while (1ull << places_log2 <= 2 * count)
-        places_log2++;
-    table = kvt_arena_array(op->arena, (size_t)1 << places_log2, sizeof(table[0]));
-    if (table == NULL)
-        return no_room(op);
-    memset(table, 0xff, sizeof(table[0]) << places_log2);
-    for (uint64_t i = 0; i < count; i++) {
-        uint64_t id = moves->engine_blocks[i];
-
-        if (id == KVT_ENGINE_BLOCK_NONE || enter(table, places_log2, id))
-            continue;
-        kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT,
-                    "moves.engine_blocks: component %u names engine block %llu twice: a Promote "
-                    "writes each at most once",
-                    moves->component, (unsigned long long)id);
-        return false;
-    }
-    return true;
-}
-
 static bool bind_layout(struct kvt_op *op, const struct eng_run *run, struct eng_moves *moves,
                         uint32_t given)
 {
@@ -148,9 +90,51 @@ static bool bind_layout(struct kvt_op *op, const struct eng_run *run, struct eng
                     given, (unsigned long long)ids);
         return false;
     }
-    if (run->kind != ENG_RUN_PROMOTE)
-        return ids_are_valid(op, moves, ids, false);
-    return ids_are_valid(op, moves, ids, true) && ids_are_distinct(op, moves, ids);
+    return ids_are_valid(op, moves, ids, run->kind == ENG_RUN_PROMOTE);
+}
+
+static uint32_t ids_of(const struct eng_moves *moves)
+{
+    return moves->count * moves->layout->engine_blocks_per_block; /* as many as were given */
+}
+
+/* Of each component for itself: they share no memory. One buffer serves them all, as large as the
+ * longest list that has to be sorted needs. */
+static bool ids_are_distinct(struct kvt_op *op, const struct eng_run *run, uint32_t moves_count)
+{
+    uint64_t *scratch, steps = 0;
+    uint32_t longest = 0, sorted = 0;
+
+    for (uint32_t i = 0; i < moves_count; i++) {
+        const struct eng_moves *moves = &run->moves[i];
+
+        if (eng_ids_are_rising(moves->engine_blocks, ids_of(moves)))
+            continue;
+        sorted |= 1u << i;
+        longest = KVT_MAX(longest, ids_of(moves));
+    }
+    if (sorted == 0)
+        return true;
+    scratch = kvt_arena_alloc(op->arena, (size_t)longest * ENG_IDS_SCRATCH_BYTES);
+    if (scratch == NULL)
+        return no_room(op);
+    for (uint32_t i = 0; i < moves_count; i++) {
+        const struct eng_moves *moves = &run->moves[i];
+        uint64_t id;
+
+        if ((sorted & 1u << i) == 0)
+            continue;
+        id = eng_ids_find_twice(moves->engine_blocks, ids_of(moves),
+                                moves->layout->engine_blocks_count, scratch, &steps);
+        if (id == KVT_ENGINE_BLOCK_NONE)
+            continue;
+        kvt_op_fail(op, KVT_CODE_INVALID_ARGUMENT,
+                    "moves.engine_blocks: component %u names engine block %llu twice: a Promote "
+                    "writes each at most once",
+                    moves->component, (unsigned long long)id);
+        return false;
+    }
+    return true;
 }
 
 static bool components_are_valid(struct kvt_op *op, const struct eng_run *run,
@@ -202,6 +186,9 @@ bool eng_moves_init(struct kvt_op *op, struct eng_run *run, const struct eng_mov
             return false;
         run->moves_total += from->count;
     }
+    if (spec->needs_layout && run->kind == ENG_RUN_PROMOTE &&
+        !ids_are_distinct(op, run, spec->moves_count))
+        return false;
     run->moves_count = spec->moves_count;
     return true;
 }

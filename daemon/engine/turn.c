@@ -22,6 +22,17 @@ static const handler_fn handlers[KVT_OP_KINDS] = {
     [KVT_OP_MAINTAIN] = eng_op_maintain,
 };
 
+/* The ids of engine blocks are looked at once, and those of a Promote may have to be sorted. */
+static uint64_t cost_of_moves(const struct kvt_api_moves *moves, uint32_t count, uint64_t each,
+                              uint64_t each_id)
+{
+    uint64_t cost = 0;
+
+    for (uint32_t i = 0; i < count; i++)
+        cost += each * moves[i].count + each_id * moves[i].engine_blocks_count;
+    return cost;
+}
+
 uint64_t eng_cost_of(const struct kvt_op *op)
 {
     uint64_t moves = 0;
@@ -30,13 +41,11 @@ uint64_t eng_cost_of(const struct kvt_op *op)
     case KVT_OP_LOOKUP:
         return 64 + op->req.lookup.prefix.tokens_count;
     case KVT_OP_PROMOTE:
-        for (uint32_t i = 0; i < op->req.promote.moves_count; i++)
-            moves += op->req.promote.moves[i].count;
-        return 128 + op->req.promote.prefix.tokens_count + 16 * moves;
+        return 128 + op->req.promote.prefix.tokens_count +
+               cost_of_moves(op->req.promote.moves, op->req.promote.moves_count, 16, 8);
     case KVT_OP_DEMOTE:
-        for (uint32_t i = 0; i < op->req.demote.moves_count; i++)
-            moves += op->req.demote.moves[i].count;
-        return 128 + op->req.demote.prefix.tokens_count + 32 * moves;
+        return 128 + op->req.demote.prefix.tokens_count +
+               cost_of_moves(op->req.demote.moves, op->req.demote.moves_count, 32, 1);
     case KVT_OP_RESERVE:
         for (uint32_t i = 0; i < op->req.reserve.wants_count; i++)
             moves +=

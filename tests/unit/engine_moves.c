@@ -74,6 +74,38 @@ static void test_shuffled(struct rig *rig)
     }
 }
 
+/* Falling in both components, which name the same: each for itself is right, and what one of them
+ * names twice is told of it, also as the second list that is sorted. */
+static void test_components(struct rig *rig)
+{
+    uint64_t *ids[2] = {begin(rig, 0), NULL};
+    uint32_t pool_blocks[BLOCKS];
+
+    ids[1] = (uint64_t *)(uintptr_t)rig->call.op.req.promote.moves[1].engine_blocks;
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        pool_blocks[i] = BLOCKS - 1 - i;
+        for (uint32_t k = 0; k < WORLD_ENGINE_BLOCKS; k++)
+            ids[0][i * WORLD_ENGINE_BLOCKS + k] = ids[1][i * WORLD_ENGINE_BLOCKS + k] =
+                (uint64_t)pool_blocks[i] * WORLD_ENGINE_BLOCKS + k;
+    }
+    accept(rig, 0, pool_blocks);
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        CHECK(client_holds(&rig->client, 1, TAG, i, pool_blocks[i], 0));
+    for (uint32_t twice = 0; twice < 2; twice++) {
+        (void)begin(rig, 0);
+        for (uint32_t component = 0; component < 2; component++) {
+            uint64_t *to =
+                (uint64_t *)(uintptr_t)rig->call.op.req.promote.moves[component].engine_blocks;
+
+            for (uint32_t i = 0; i < IDS; i++)
+                to[i] = IDS - 1 - i;
+            if (component == twice)
+                to[0] = to[IDS - 1];
+        }
+        refuse(rig, twice, twice == 0 ? "component 0 names" : "component 1 names");
+    }
+}
+
 /* What is left alone is no block, however often; nor is what another component has. */
 static void test_left_alone(struct rig *rig)
 {
@@ -137,6 +169,7 @@ int main(void)
     rig_store(&rig, TAG, BLOCKS);
     test_twice(&rig);
     test_shuffled(&rig);
+    test_components(&rig);
     test_left_alone(&rig);
     test_demote(&rig);
     test_shared_bytes(&rig);
