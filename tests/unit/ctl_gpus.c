@@ -354,6 +354,54 @@ static void test_ways(void **state)
     free(page.text);
 }
 
+#define TOO_MANY (2 * KVT_API_GPUS_MAX)
+
+/* "  L2: by the copy engine of GPU 4294967295, 4294967295...": @listed times, and what follows. */
+static void expect_list(const struct page *page, uint32_t listed, const char *then)
+{
+    static const char head[] = "  L2: by the copy engine of GPU ", one[] = "4294967295";
+    const char *at = strstr(page->text, head);
+
+    assert_non_null(at);
+    at += strlen(head);
+    for (uint32_t i = 0; i < listed; i++) {
+        assert_memory_equal(at, i == 0 ? "" : ", ", i == 0 ? 0 : 2);
+        at += i == 0 ? 0 : 2;
+        assert_memory_equal(at, one, strlen(one));
+        at += strlen(one);
+    }
+    assert_memory_equal(at, then, strlen(then));
+}
+
+/* As many as a daemon may have, each with the longest of numbers, are all named; of more, which no
+ * daemon says, what there is room for. */
+static void test_many(void **state)
+{
+    static struct kvt_api_gpu_stats gpus[TOO_MANY];
+    struct kvt_api_gpu_stats three[3];
+    struct kvt_ans_stats stats;
+
+    (void)state;
+    fill(&stats, three);
+    for (uint32_t i = 0; i < TOO_MANY; i++) {
+        gpus[i] = three[0];
+        gpus[i].index = UINT32_MAX;
+        gpus[i].paths_count = 0;
+    }
+    stats.gpus = gpus;
+    for (uint32_t count = 1; count <= TOO_MANY; count++) {
+        struct page page;
+
+        stats.gpus_count = count;
+        page_open(&page);
+        kvt_ctl_view_l1(&page.view, &stats);
+        (void)fclose(page.view.out);
+        expect_list(&page, KVT_MIN(count, (uint32_t)KVT_API_GPUS_MAX),
+                    count <= KVT_API_GPUS_MAX ? "\n" : ", ...\n");
+        free(page.text);
+    }
+}
+
 /* The backend without GPUs has a size, at least. */
 static void test_host(void **state)
 {
@@ -609,7 +657,7 @@ int main(void)
         cmocka_unit_test(test_machine),   cmocka_unit_test(test_groups),
         cmocka_unit_test(test_memory),    cmocka_unit_test(test_none_used),
         cmocka_unit_test(test_ways),      cmocka_unit_test(test_host),
-        cmocka_unit_test(test_idle_keys),
+        cmocka_unit_test(test_idle_keys), cmocka_unit_test(test_many),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -8,6 +8,8 @@
 #include "tools/lib/table.h"
 
 #define VERSION_BYTES 16u
+#define LIST_MORE ", ..."
+#define LIST_BYTES (KVT_API_GPUS_MAX * 12u + sizeof(LIST_MORE)) /* "4294967295, " each */
 
 static bool is_text(struct kvt_text text, const char *what)
 {
@@ -171,22 +173,32 @@ void kvt_ctl_view_gpu_trouble(const struct kvt_ctl_view *view, const struct kvt_
     (void)fputc('\n', view->out);
 }
 
-/* Of those in service, of which @is_it is or is not true: how many; and their indices, for people.
- */
-static uint32_t list_gpus(char buf[KVT_CTL_TEXT_BYTES], const struct kvt_ans_stats *stats,
+/* Of those in service, of which @is_it is or is not true: how many; and their indices, for people:
+ * as many as there is room for. */
+static uint32_t list_gpus(char buf[LIST_BYTES], const struct kvt_ans_stats *stats,
                           bool (*is_it)(const struct kvt_api_gpu_stats *gpu), bool wanted)
 {
+    const size_t room = LIST_BYTES - sizeof(LIST_MORE) + 1;
     uint32_t count = 0;
+    bool is_full = false;
     size_t at = 0;
 
     buf[0] = '\0';
     for (uint32_t i = 0; i < stats->gpus_count; i++) {
         const struct kvt_api_gpu_stats *gpu = &stats->gpus[i];
+        int length;
 
         if (gpu->state != KVT_API_GPU_OK || is_it(gpu) != wanted)
             continue;
-        at += (size_t)snprintf(buf + at, KVT_CTL_TEXT_BYTES - at, "%s%u", count++ == 0 ? "" : ", ",
-                               gpu->index);
+        count++;
+        if (is_full)
+            continue;
+        length = snprintf(buf + at, room - at, "%s%u", count == 1 ? "" : ", ", gpu->index);
+        is_full = length < 0 || (size_t)length >= room - at;
+        if (is_full)
+            memcpy(buf + at, LIST_MORE, sizeof(LIST_MORE));
+        else
+            at += (size_t)length;
     }
     return count;
 }
@@ -206,7 +218,7 @@ static void view_head(const struct kvt_ctl_view *view, const struct kvt_ans_stat
 {
     const struct kvt_api_l1_stats *l1 = &stats->l1;
     char driver[VERSION_BYTES], runtime[VERSION_BYTES], text[KVT_CTL_TEXT_BYTES];
-    char bytes[KVT_TEXT_BYTES];
+    char bytes[KVT_TEXT_BYTES], list[LIST_BYTES];
 
     (void)fprintf(view->out, "  driver for CUDA %s, built %s CUDA%s%s",
                   version_text(driver, l1->driver_version), l1->has_cuda ? "for" : "without",
@@ -217,7 +229,7 @@ static void view_head(const struct kvt_ctl_view *view, const struct kvt_ans_stat
     else if (l1->pin_why.bytes > 0)
         (void)fprintf(view->out, "; L2 is not pinned (%s): copies go through staging",
                       kvt_ctl_clean(text, l1->pin_why));
-    if (list_gpus(text, stats, is_exported, true) > 0)
+    if (list_gpus(list, stats, is_exported, true) > 0)
         (void)fprintf(view->out, "; engines may read it in place%s%s",
                       l1->held_bytes_per_engine_max > 0 ? ", each at most " : "",
                       l1->held_bytes_per_engine_max > 0
@@ -247,7 +259,7 @@ static void view_limits(const struct kvt_ctl_view *view, const struct kvt_api_l1
 static void view_ways(const struct kvt_ctl_view *view, const struct kvt_ans_stats *stats)
 {
     const struct kvt_api_l1_stats *l1 = &stats->l1;
-    char a[KVT_TEXT_BYTES], b[KVT_TEXT_BYTES], list[KVT_CTL_TEXT_BYTES];
+    char a[KVT_TEXT_BYTES], b[KVT_TEXT_BYTES], list[LIST_BYTES];
     uint64_t staging_bytes = 0;
 
     if (l1->streams == 0)
