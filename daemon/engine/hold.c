@@ -238,38 +238,40 @@ static bool name_arena(const struct kvt_engine *engine, const struct kvt_store_h
     return true;
 }
 
-/* A block is held once a lease, whatever ranks ask and how often: all of its shards are pinned. */
+static struct eng_hold *hold_new(struct kvt_engine *engine, struct eng_lease *lease,
+                                 const struct kvt_store_held *held, uint64_t bytes)
+{
+    struct eng_hold *hold;
+
+    if (lease->group->held_bytes + bytes > engine->config.held_bytes_per_engine_max)
+        return NULL;
+    hold = hold_take(engine);
+    if (hold == NULL)
+        return NULL;
+    if (!kvt_store_hold(engine->store, held)) {
+        hold_give(engine, hold);
+        return NULL;
+    }
+    hold->held = *held;
+    hold->bytes = bytes;
+    attach(engine, lease, hold);
+    return hold;
+}
+
+/* A block is held once a lease, whatever ranks ask and how often: all of its shards are pinned.
+ * What it holds already costs nothing more, and no limit refuses it. */
 static enum kvt_move_result hold_one(struct kvt_engine *engine, struct eng_run *run,
                                      const struct eng_moves *moves, uint32_t move,
                                      struct kvt_api_in_place *to)
 {
-    struct kvt_ans_promote *ans = &run->op->ans.promote;
-    uint64_t bytes = eng_cell_bytes(run->ns, moves->component);
     struct kvt_store_held held;
-    struct eng_hold *hold;
-    enum kvt_move_result result =
-        kvt_store_hold(engine->store, moves->cells[move], moves->shard, &held);
 
-    if (result != KVT_MOVE_DONE)
-        return result;
-    hold = find(engine, run->lease, held.cell);
-    if (!name_arena(engine, &held, ans)) {
-        kvt_store_unhold(engine->store, &held);
+    if (!kvt_store_hold_find(engine->store, moves->cells[move], moves->shard, &held) ||
+        !name_arena(engine, &held, &run->op->ans.promote))
         return KVT_MOVE_MISS;
-    }
-    if (hold != NULL) {
-        kvt_store_unhold(engine->store, &held);
-    } else {
-        if (run->lease->group->held_bytes + bytes <= engine->config.held_bytes_per_engine_max)
-            hold = hold_take(engine);
-        if (hold == NULL) {
-            kvt_store_unhold(engine->store, &held);
-            return KVT_MOVE_NO_ROOM;
-        }
-        hold->held = held;
-        hold->bytes = bytes;
-        attach(engine, run->lease, hold);
-    }
+    if (find(engine, run->lease, held.cell) == NULL &&
+        hold_new(engine, run->lease, &held, eng_cell_bytes(run->ns, moves->component)) == NULL)
+        return KVT_MOVE_NO_ROOM;
     to->zones[move] = held.zone;
     to->offsets_bytes[move] = held.offset_bytes;
     return KVT_MOVE_DONE;

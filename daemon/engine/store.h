@@ -137,15 +137,18 @@ uint8_t kvt_store_ready_mask(const struct kvt_store *store, struct kvt_cell cell
 uint32_t kvt_store_filled_mask(const struct kvt_store *store, struct kvt_cell cell);
 uint64_t kvt_store_cell_bytes(const struct kvt_store *store, struct kvt_cell cell); /* all shards */
 /* A shard in L1 that somebody outside reads in place: its copy, all shards, is pinned until unhold,
- * whatever becomes of its block, so that its slots are nobody else's. DONE; MISS: it has no good
- * copy in L1; NO_ROOM: so many hold it that no more may, since transfers need pins, too. */
+ * whatever becomes of its block, so that its slots are nobody else's. */
 struct kvt_store_held {
     uint32_t cell, zone, incarnation;
     uint64_t offset_bytes; /* in the zone */
     uint32_t zones;        /* of all shards, a bit each: it is lost with any of them */
 };
-enum kvt_move_result kvt_store_hold(struct kvt_store *store, struct kvt_cell cell, uint32_t rank,
-                                    struct kvt_store_held *ret_held);
+/* Where the shard is; false: the cell has no good copy in L1. Nothing is pinned. */
+bool kvt_store_hold_find(struct kvt_store *store, struct kvt_cell cell, uint32_t rank,
+                         struct kvt_store_held *ret_held);
+/* Pins what was just found; false: so many hold it that no more may, since transfers need pins,
+ * too. */
+KVT_MUST_USE bool kvt_store_hold(struct kvt_store *store, const struct kvt_store_held *held);
 void kvt_store_unhold(struct kvt_store *store, const struct kvt_store_held *held);
 uint64_t kvt_store_held_count(const struct kvt_store *store);
 /* Drops every copy of the cell that no transfer holds now, the others when they are reaped. */

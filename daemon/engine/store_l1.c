@@ -239,8 +239,8 @@ static bool zones_of(struct kvt_store *store, struct cell *cell, uint32_t shards
     return true;
 }
 
-enum kvt_move_result kvt_store_hold(struct kvt_store *store, struct kvt_cell handle, uint32_t rank,
-                                    struct kvt_store_held *ret_held)
+bool kvt_store_hold_find(struct kvt_store *store, struct kvt_cell handle, uint32_t rank,
+                         struct kvt_store_held *ret_held)
 {
     struct cell *cell = kvt_store_cell_at(store, handle);
     const struct kvt_tier *tier = store->tiers[KVT_TIER_DEVICE].tier;
@@ -249,12 +249,10 @@ enum kvt_move_result kvt_store_hold(struct kvt_store *store, struct kvt_cell han
     uint32_t shards, zone, zones;
 
     if (cell == NULL || !kvt_store_is_readable(cell, KVT_TIER_DEVICE))
-        return KVT_MOVE_MISS;
+        return false;
     shards = kvt_store_component(store, cell)->shards;
     if ((shards > 1 && rank >= shards) || !zones_of(store, cell, shards, &zones))
-        return KVT_MOVE_MISS;
-    if (cell->copies[KVT_TIER_DEVICE].pins >= CELL_HOLD_PINS_MAX)
-        return KVT_MOVE_NO_ROOM;
+        return false;
     slot = *kvt_store_slot(store, cell, KVT_TIER_DEVICE, shards == 1 ? 0 : rank);
     zone = kvt_slab_zone(slab, slot);
     *ret_held = (struct kvt_store_held){
@@ -265,9 +263,19 @@ enum kvt_move_result kvt_store_hold(struct kvt_store *store, struct kvt_cell han
                         (zone < tier->zones_count ? tier->zones[zone].base_bytes : 0),
         .zones = zones,
     };
+    return true;
+}
+
+bool kvt_store_hold(struct kvt_store *store, const struct kvt_store_held *held)
+{
+    struct cell *cell = &store->cells[held->cell];
+
+    KVT_ASSERT(kvt_store_is_readable(cell, KVT_TIER_DEVICE));
+    if (cell->copies[KVT_TIER_DEVICE].pins >= CELL_HOLD_PINS_MAX)
+        return false;
     kvt_store_pin(store, cell, KVT_TIER_DEVICE);
     store->l1.held++;
-    return KVT_MOVE_DONE;
+    return true;
 }
 
 void kvt_store_unhold(struct kvt_store *store, const struct kvt_store_held *held)

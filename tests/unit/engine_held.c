@@ -8,6 +8,8 @@
 
 #define TAG 0x101u
 #define BLOCK_BYTES 4096u
+#define READERS 5u
+#define READER_LEASES 1000u /* of each: more in all than may hold one block */
 
 static const struct world_config exporting = {.seed = 13,
                                               .l1_bytes = 512u << 10,
@@ -215,8 +217,71 @@ static void test_lost_when_asked(void)
     teardown(&fix);
 }
 
+/* ---- so many leases hold a block that no more may ---- */
+
+struct reading {
+    struct client readers[READERS]; /* each an engine */
+    struct kvt_handle leases[READERS * READER_LEASES];
+    uint64_t offset_bytes;
+};
+
+/* Of the block, by lease number @i. */
+static enum kvt_move_result read_again(struct fixture *fix, struct reading *reading, uint32_t i)
+{
+    struct call *call = &fix->rig.call;
+    enum kvt_move_result result;
+
+    rig_begin_in_place(&fix->rig, &reading->readers[i / READER_LEASES], reading->leases[i], 1);
+    call_run(call);
+    CHECK_CODE(&call->op, KVT_CODE_OK);
+    result = call->op.ans.promote.moves.results[0][0];
+    if (result == KVT_MOVE_DONE && i == 0)
+        reading->offset_bytes = call->op.ans.promote.in_place[0].offsets_bytes[0];
+    if (result == KVT_MOVE_DONE)
+        CHECK(call->op.ans.promote.in_place[0].offsets_bytes[0] == reading->offset_bytes);
+    return result;
+}
+
+static enum kvt_move_result read_anew(struct fixture *fix, struct reading *reading, uint32_t i)
+{
+    CHECK(i < READERS * READER_LEASES);
+    reading->leases[i] =
+        world_lookup(&fix->rig.call, &reading->readers[i / READER_LEASES], TAG, 1, true);
+    return read_again(fix, reading, i);
+}
+
+/* One that holds it already is told again where it lies, and it counts once. */
+static void test_pins_max(void)
+{
+    static struct reading reading;
+    struct world_config config = exporting;
+    struct fixture fix;
+    uint32_t count = 0;
+
+    config.held_bytes_max = config.leased_bytes_max = 64u << 20;
+    setup(&fix, &config);
+    rig_store(&fix.rig, TAG, 1);
+    for (uint32_t i = 0; i < READERS; i++)
+        rig_join_gpu(&fix.rig, &reading.readers[i], (uint8_t)(3 + i), true, 0, 0);
+    while (read_anew(&fix, &reading, count) == KVT_MOVE_DONE)
+        count++;
+    CHECK(count > 4000);
+    CHECK(read_again(&fix, &reading, count) == KVT_MOVE_NO_ROOM);
+    for (uint32_t i = 0; i < count; i += (count - 1) / 2)
+        CHECK(read_again(&fix, &reading, i) == KVT_MOVE_DONE);
+    CHECK(held_bytes(&fix, 3) == (uint64_t)READER_LEASES * BLOCK_BYTES);
+    rig_release(&fix.rig, &reading.readers[0], reading.leases[1]);
+    CHECK(held_bytes(&fix, 3) == (uint64_t)(READER_LEASES - 1) * BLOCK_BYTES);
+    turns(&fix, 10);
+    CHECK(read_again(&fix, &reading, count) == KVT_MOVE_DONE);
+    for (uint32_t i = 0; i < READERS; i++)
+        rig_part(&fix.rig, &reading.readers[i]);
+    teardown(&fix);
+}
+
 int main(void)
 {
+    test_pins_max();
     test_stats();
     test_loss_of_the_others_gpu();
     test_lost_when_asked();

@@ -545,7 +545,6 @@ static void test_errors(void **state)
 static void test_pins(void **state)
 {
     static struct kvt_store_held held[8200];
-    enum kvt_move_result result = KVT_MOVE_DONE;
     struct kvt_cell cell;
     struct rig rig;
     uint32_t count = 0;
@@ -554,18 +553,20 @@ static void test_pins(void **state)
     setup(&rig, 0);
     cell = store_block(&rig, 10, 0);
     while (count < 8200) {
-        result = kvt_store_hold(rig.store, cell, 0, &held[count]);
-        if (result != KVT_MOVE_DONE)
+        assert_true(kvt_store_hold_find(rig.store, cell, 0, &held[count]));
+        if (!kvt_store_hold(rig.store, &held[count]))
             break;
         count++;
     }
-    assert_int_equal(result, KVT_MOVE_NO_ROOM);
     assert_true(count > 4000 && count < 5000);
+    assert_int_equal(kvt_store_held_count(rig.store), count);
     assert_int_equal(read_block(&rig, cell, 10, 0), KVT_MOVE_DONE);
     assert_int_equal(run(&rig, KVT_JOB_LOWER, cell, 0, 0), KVT_MOVE_DONE);
     while (count > 0)
         kvt_store_unhold(rig.store, &held[--count]);
-    assert_int_equal(kvt_store_hold(rig.store, cell, 0, &held[0]), KVT_MOVE_DONE);
+    assert_int_equal(kvt_store_held_count(rig.store), 0);
+    assert_true(kvt_store_hold_find(rig.store, cell, 0, &held[0]));
+    assert_true(kvt_store_hold(rig.store, &held[0]));
     kvt_store_unhold(rig.store, &held[0]);
     teardown(&rig);
 }
