@@ -1,7 +1,8 @@
 /* What the CPU does with bytes.
  *
- * Before a flight: a slot in L2 is verified, and what the copy engine cannot read (memory of a
- * client, L2 that is not pinned) is copied to pinned staging. After it: what came down is checked,
+ * Before a flight: a slot in L2 is verified where that is wanted, what the copy engine cannot read
+ * (memory of a client, L2 that is not pinned) is copied to pinned staging, and all that goes up is
+ * summed, so that a copy that was torn is found by the GPU. After it: what came down is checked,
  * and hashed and sealed, or copied on. Memory of clients is touched under the guard only.
  *
  * It is done a piece at a time: the next members of a flight, as many as are worth a hand's while.
@@ -23,13 +24,13 @@ static uint8_t *payload_before(uint8_t *address, uint64_t offset)
     return (uint8_t *)((uintptr_t)address - offset);
 }
 
-/* What is checked on the CPU and again on the GPU behind the copy: then that one was whole. */
-static void expect(struct kvt_gpu_member *member, const uint8_t *payload)
+/* What goes up is checked on the CPU and again on the GPU behind the copy: then that one was whole.
+ * @host: what the copy engine reads, or where that was copied from. */
+static void expect(struct kvt_gpu_member *member, const uint8_t *host)
 {
-    if (!member->is_check && !member->is_job_checked)
-        return;
+    KVT_ASSERT(member->is_check || member->is_job_checked);
     member->is_expected = true;
-    member->expected = kvt_check64(payload, member->stored_bytes);
+    member->expected = kvt_check64(host, member->host_bytes);
 }
 
 /* Reads stored bytes once: their hash, their check, and with @dst a copy of them. */
@@ -53,7 +54,7 @@ static uint64_t read_stored(struct kvt_gpu_member *member, uint8_t *dst, const u
 static void work_in(struct kvt_gpu_member *member)
 {
     struct kvt_xfer *xfer = member->xfer;
-    const uint8_t *payload;
+    const uint8_t *host;
 
     if (member->is_verify) {
         xfer->verdict = kvt_slot_check(member->slot, &xfer->key);
@@ -67,13 +68,13 @@ static void work_in(struct kvt_gpu_member *member)
             kvt_gpu_member_end(member, KVT_XFER_CLIENT_GONE);
             return;
         }
-        payload = member->host;
+        host = member->host;
     } else {
-        payload = member->slot + xfer->header_bytes;
+        host = member->slot + xfer->header_bytes + member->host_offset;
         if (member->is_fill)
-            memcpy(member->host, payload + member->host_offset, member->host_bytes);
+            memcpy(member->host, host, member->host_bytes);
     }
-    expect(member, payload);
+    expect(member, host);
 }
 
 static void work_out(struct kvt_gpu *gpu, struct kvt_gpu_member *member)
@@ -102,7 +103,7 @@ void kvt_gpu_cpu_work(void *gpu, const struct kvt_gpu_piece *piece)
     for (uint32_t m = piece->first; m < piece->end; m++) {
         struct kvt_gpu_member *member = &piece->flight->members[m];
 
-        if (!piece->is_out && (member->is_verify || member->is_fill))
+        if (!piece->is_out && kvt_gpu_member_has_work_in(member))
             work_in(member);
         else if (piece->is_out && member->is_out && !member->is_ended)
             work_out(gpu, member);

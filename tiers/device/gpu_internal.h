@@ -81,6 +81,7 @@ struct kvt_gpu_member {
 
     /* Steps, in this order. */
     bool is_verify, is_fill; /* CPU: check the slot in L2; fill pinned staging */
+    bool is_sum;             /* CPU: the check of what the copy engine reads of the slot in L2 */
     bool is_up;              /* copy engine: host -> device */
     bool is_gather;          /* pool -> raw */
     bool is_quantise;        /* raw -> stored */
@@ -93,6 +94,7 @@ struct kvt_gpu_member {
     bool is_job_checked;     /* gather, scatter: the kernel adds up the check */
     bool is_foreign;         /* the pool is another GPU's */
     bool is_partial;         /* the view is not the whole payload */
+    bool has_none;           /* blocks of it are not wanted: no kernel reads them */
     bool is_expected, is_found, is_summed; /* which checks there are: gpu_plan.c */
     uint64_t expected, found, summed;
 
@@ -109,6 +111,12 @@ struct kvt_gpu_member {
     struct kvt_gpu_run device_run, pinned_run;
     uint64_t budget_bytes;
 };
+
+/* The CPU has work with it before it is queued. */
+static inline bool kvt_gpu_member_has_work_in(const struct kvt_gpu_member *member)
+{
+    return member->is_verify || member->is_fill || member->is_sum;
+}
 
 struct kvt_gpu_area { /* of descriptors: the same bytes pinned and on the device */
     uint8_t *pinned;

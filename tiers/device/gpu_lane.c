@@ -124,11 +124,6 @@ static bool staging_take(struct kvt_gpu *gpu, struct kvt_gpu_lane *lane,
     return true;
 }
 
-static bool has_cpu_work(const struct kvt_gpu_member *member)
-{
-    return member->is_verify || member->is_fill;
-}
-
 /* Whether @member may travel with those that are in @flight already. */
 static bool does_fit(const struct kvt_gpu *gpu, struct kvt_gpu_flight *flight,
                      const struct kvt_gpu_member *member)
@@ -138,9 +133,9 @@ static bool does_fit(const struct kvt_gpu *gpu, struct kvt_gpu_flight *flight,
     uint64_t bytes = flight->bytes + member->budget_bytes;
 
     if (flight->members_count > 0) {
-        bool is_cpu = has_cpu_work(&flight->members[0]);
+        bool is_cpu = kvt_gpu_member_has_work_in(&flight->members[0]);
 
-        if (is_cpu != has_cpu_work(member) ||
+        if (is_cpu != kvt_gpu_member_has_work_in(member) ||
             bytes > (is_cpu ? cpu_bytes_max : KVT_GPU_FLIGHT_BYTES_MAX))
             return false;
     }
@@ -216,7 +211,7 @@ bool kvt_gpu_lanes_start(struct kvt_gpu *gpu, uint64_t now_ns)
                 kvt_gpu_flight_back(gpu, flight);
                 break;
             }
-            if (!has_cpu_work(&flight->members[0]))
+            if (!kvt_gpu_member_has_work_in(&flight->members[0]))
                 kvt_gpu_queue_begin(flight);
         }
     }

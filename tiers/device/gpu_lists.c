@@ -213,12 +213,16 @@ static void write_check(struct writer *writer, uint32_t member_idx)
 {
     const struct kvt_gpu_member *member = &writer->flight->members[member_idx];
     struct kvt_check_batch *batch = &writer->batches->checks;
+    struct kvt_check_job job = {.payload = member->stored,
+                                .bytes = member->stored_bytes,
+                                .check = check_address(writer, member_idx)};
 
-    writer->lists->check_jobs[batch->jobs_count++] =
-        (struct kvt_check_job){.payload = member->stored,
-                               .bytes = member->stored_bytes,
-                               .check = check_address(writer, member_idx)};
-    batch->bytes_max = KVT_MAX(batch->bytes_max, member->stored_bytes);
+    if (member->is_up) { /* all of it that is there */
+        job.payload += member->host_offset;
+        job.bytes = member->host_bytes;
+    }
+    writer->lists->check_jobs[batch->jobs_count++] = job;
+    batch->bytes_max = KVT_MAX(batch->bytes_max, job.bytes);
 }
 
 void kvt_gpu_lists_write(struct kvt_gpu_flight *flight)

@@ -5,8 +5,8 @@
  *   pool          slot          gather [, quantise]
  *   slot          pool          [dequantise,] scatter
  *   pool          L2            gather [, quantise] into staging, down, CPU: hash, seal
- *   L2            pool          [CPU: verify,] up into staging [, dequantise], scatter
- *   L2            slot          [CPU: verify,] up, check
+ *   L2            pool          CPU: [verify,] sum, up into staging [, dequantise], scatter
+ *   L2            slot          CPU: [verify,] sum, up, check
  *   slot          L2            check, down, CPU: hash, seal
  *   client's host slot          CPU: fill (quantises, too), up, check
  *   slot          client's host down, CPU: scatter (and dequantises)
@@ -77,8 +77,9 @@ static void plan_view(struct kvt_gpu_member *member)
         bool is_none = view->engine_blocks[b] == KVT_ENGINE_BLOCK_NONE;
 
         KVT_ASSERT(is_none || view->engine_blocks[b] < layout->engine_blocks_count);
-        member->is_partial = member->is_partial || is_none;
+        member->has_none = member->has_none || is_none;
     }
+    member->is_partial = member->is_partial || member->has_none;
     /* Towards us a client gives whole payloads. */
     KVT_ASSERT(!member->is_partial || member->xfer->dst.kind == KVT_PLACE_CLIENT);
 }
@@ -133,11 +134,13 @@ static void plan_host(const struct kvt_gpu *gpu, struct kvt_gpu_member *member)
         member->pinned_bytes = member->host_bytes;
     member->is_fill = member->is_up && member->pinned_bytes > 0;
     member->is_verify = member->is_up && !is_client && (xfer->flags & KVT_XFER_VERIFY) != 0;
+    member->is_sum = member->is_up && !is_client;
 }
 
 /* Which checks (kvt_check64 of the stored bytes) are known of a transfer, and so compared:
  *
- *   expected   before: of the ledger for a slot that is read; of the CPU where it reads the source
+ *   expected   before: of the ledger for a slot that is read; of the CPU, which reads all that goes
+ *              up (of a view of some pieces: of their bytes)
  *   found      by the GPU: as it gathers or scatters, or by a kernel over the stored bytes
  *   summed     by the CPU: of what came down, as it reads it
  *
@@ -147,7 +150,7 @@ static int plan_check(struct kvt_gpu *gpu, struct kvt_gpu_member *member)
 {
     struct kvt_xfer *xfer = member->xfer;
     bool is_whole = !member->is_partial, is_read = xfer->src.kind == KVT_PLACE_DEVICE;
-    bool is_wanted = xfer->dst.kind == KVT_PLACE_DEVICE;
+    bool is_wanted = xfer->dst.kind == KVT_PLACE_DEVICE || member->is_sum;
     enum kvt_ledger_answer answer;
 
     if (member->is_up || member->is_down)
@@ -165,13 +168,10 @@ static int plan_check(struct kvt_gpu *gpu, struct kvt_gpu_member *member)
     member->is_summed = member->is_down && is_whole;
     if (member->is_summed && !member->is_expected)
         is_wanted = true;
-    /* L2 -> pool: with what the CPU has read of the slot. */
-    if (member->is_scatter && member->is_up && !member->is_partial)
-        is_wanted = member->is_verify || member->is_fill;
     if (!is_wanted)
         return 0;
     member->is_job_checked = (member->is_gather || member->is_scatter) && !member->is_by_runs &&
-                             !member->is_quantise && !member->is_dequantise &&
+                             !member->is_quantise && !member->is_dequantise && !member->has_none &&
                              is_checkable(member->view->layout);
     member->is_check = !member->is_job_checked;
     return 0;
