@@ -70,7 +70,11 @@ class Daemon:
         return SimpleNamespace(attach=self._attach)
 
     def _attach(self, requests: Iterator[pb.AttachRequest]) -> Stream:
-        lost = [pb.Notice(kind=pb.Notice.EPOCH, epoch=5), pb.Notice(kind=pb.Notice.REGIONS_LOST)]
+        lost = [
+            pb.Notice(kind=pb.Notice.EPOCH, epoch=5),
+            pb.Notice(kind=pb.Notice.REGIONS_LOST),
+            pb.Notice(kind=pb.Notice.EPOCH, epoch=6),
+        ]
         self.streams.append(Stream(requests, [] if self.streams else lost))
         return self.streams[-1]
 

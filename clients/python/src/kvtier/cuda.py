@@ -152,12 +152,20 @@ def _attribute(driver: Any, attribute: int, address: int) -> int | None:
 # ---- L1 ------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(eq=False)
 class _Import:
-    address: int
-    context: Any
-    readers: int = 0
+    """Begins as being opened, by the first that took it. In the table until the closer takes it out
+    to close it: the same arena may be opened anew meanwhile, the driver counts."""
+
+    readers: int
+    address: int | None = None  # None: being opened
+    context: Any = None
     is_retired: bool = False
+
+    @property
+    def is_due(self) -> bool:
+        """To be closed: nobody reads there, and it is not being opened."""
+        return self.is_retired and self.readers == 0 and self.address is not None
 
 
 class Arenas:
@@ -165,50 +173,111 @@ class Arenas:
 
     An import has to be closed soon after its arena was lost or the daemon is gone: its memory may
     stay taken as long as anybody maps it. But not under a reader. So what was retired is closed
-    when the last of its readers has given it back, at once when there is none. Thread-safe; each is
-    closed in the context that opened it, in whatever thread.
+    when the last of its readers has given it back, at once when there is none.
+
+    A call of the driver may hang, above all on a GPU that is being lost. So the lock is never held
+    over one: take() opens in the thread of its caller, and a thread of this object, which starts
+    with the first import and ends by close(), closes, in the context that opened. Nothing but
+    take() and close() waits, whatever hangs. Thread-safe.
     """
 
     def __init__(self, driver: Any = None) -> None:
         """driver: stands for libcuda.so.1 in tests."""
         self._driver = driver
         self._lock = threading.Lock()
-        self._open: dict[Arena, _Import] = {}
+        self._changed = threading.Condition(self._lock)
+        self._imports: dict[Arena, _Import] = {}
+        self._closing = 0  # taken out of the table, and not yet closed
+        self._closer: threading.Thread | None = None
+        self._is_closed = False
 
     def take(self, arena: Arena) -> int:
         """Where it begins in this process; give_back() it once for each time. Opens it if need be,
         on the current device, which has to be the arena's or a peer of it; then earlier arenas of
         the same GPU are retired. CudaError: it does not open; also in the daemon's own process, and
-        in one of another PID or IPC namespace."""
-        with self._lock:
-            found = self._open.get(arena)
-            if found is None:
-                self._retire([a for a in self._open if a.device_uuid == arena.device_uuid])
-                found = self._open[arena] = self._import(arena)
-            found.readers += 1
-            found.is_retired = False
-            return found.address
+        in one of another PID or IPC namespace; or close() was called. Waits as long as the driver
+        does, also where another thread opens the same arena."""
+        self._driver = self._driver or load_driver()
+        with self._changed:
+            found = self._wait_opened(arena)
+            if found is not None and found.address is not None:
+                found.readers += 1
+                found.is_retired = False
+                return found.address
+            self._start()
+            self._retire([a for a in self._imports if a.device_uuid == arena.device_uuid])
+            found = self._imports[arena] = _Import(readers=1)
+        try:
+            address, context = self._open(arena)
+        except BaseException:
+            with self._changed:
+                del self._imports[arena]
+                self._changed.notify_all()
+            raise
+        with self._changed:
+            found.address, found.context = address, context
+            self._changed.notify_all()
+        return address
 
     def give_back(self, arena: Arena) -> None:
         """A reader has ended, its stream synchronised."""
-        with self._lock:
-            found = self._open[arena]
-            found.readers -= 1
-            if found.is_retired:
-                self._retire([arena])
+        with self._changed:
+            self._imports[arena].readers -= 1
+            self._changed.notify_all()
 
     def retire(self) -> None:
         """All of them are of nothing any more: a GPU was lost, or the session has ended."""
-        with self._lock:
-            self._retire(list(self._open))
+        with self._changed:
+            self._retire(list(self._imports))
 
     def count(self) -> int:
-        """How many are open."""
+        """How many are open, being opened or being closed."""
         with self._lock:
-            return len(self._open)
+            return len(self._imports) + self._closing
 
-    def _import(self, arena: Arena) -> _Import:
-        driver = self._driver = self._driver or load_driver()
+    def close(self, timeout_s: float = 5.0) -> None:
+        """No arena is taken any more, and all are closed as soon as nobody reads there; waits for
+        that, at most timeout_s. What takes longer goes on by itself."""
+        with self._changed:
+            self._is_closed = True
+            self._retire(list(self._imports))
+            closer = self._closer
+        if closer is not None and closer is not threading.current_thread():
+            closer.join(timeout_s)
+
+    # ---- under the lock --------------------------------------------------------------------------
+
+    def _wait_opened(self, arena: Arena) -> _Import | None:
+        """The import once it is open; None: there is none (any more)."""
+
+        def is_decided() -> bool:
+            found = self._imports.get(arena)
+            return self._is_closed or found is None or found.address is not None
+
+        self._changed.wait_for(is_decided)
+        if self._is_closed:
+            raise CudaError("the table of arenas is closed")
+        return self._imports.get(arena)
+
+    def _retire(self, arenas: list[Arena]) -> None:
+        for arena in arenas:
+            self._imports[arena].is_retired = True
+        self._changed.notify_all()
+
+    def _start(self) -> None:
+        if self._closer is None:
+            closer = threading.Thread(target=self._run, name="kvtier-arenas", daemon=True)
+            closer.start()
+            self._closer = closer
+
+    def _next_due(self) -> Arena | None:
+        return next((arena for arena, found in self._imports.items() if found.is_due), None)
+
+    # ---- without the lock ------------------------------------------------------------------------
+
+    def _open(self, arena: Arena) -> tuple[int, Any]:
+        """Address and context."""
+        driver = self._driver
         context, address = ctypes.c_void_p(), ctypes.c_uint64()
         check(driver.cuCtxGetCurrent(ctypes.byref(context)), "cuCtxGetCurrent")
         if not context:
@@ -218,21 +287,31 @@ class Arenas:
             driver.cuIpcOpenMemHandle_v2(ctypes.byref(address), handle, _LAZY_PEER_ACCESS),
             "cuIpcOpenMemHandle",
         )
-        return _Import(address.value, context)
+        return address.value, context
 
-    def _retire(self, arenas: list[Arena]) -> None:
-        for arena in arenas:
-            found = self._open[arena]
-            found.is_retired = True
-            if found.readers > 0:
-                continue
-            del self._open[arena]
-            try:
-                with _current(self._driver, found.context):
-                    status = self._driver.cuIpcCloseMemHandle(ctypes.c_uint64(found.address))
-                    check(status, "cuIpcCloseMemHandle")
-            except CudaError as error:  # of a context that is lost: it goes with the process
-                _LOG.warning("an import of L1 stays open: %s", error)
+    def _run(self) -> None:
+        """The closer."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: (self._is_closed and not self._imports) or self._next_due() is not None
+                )
+                arena = self._next_due()
+                if arena is None:
+                    return
+                found = self._imports.pop(arena)
+                self._closing += 1
+            self._shut(found)
+            with self._changed:
+                self._closing -= 1
+
+    def _shut(self, found: _Import) -> None:
+        try:
+            with _current(self._driver, found.context):
+                status = self._driver.cuIpcCloseMemHandle(ctypes.c_uint64(found.address or 0))
+                check(status, "cuIpcCloseMemHandle")
+        except CudaError as error:  # of a context that is lost: it goes with the process
+            _LOG.warning("an import of L1 stays open: %s", error)
 
 
 @contextmanager

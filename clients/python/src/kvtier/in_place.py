@@ -16,7 +16,7 @@ What a reader has to keep to, because nobody can see it read:
   for giving up early, too late to rely on.
 
 Leaving the block gives the lease back and lets go of the arenas, also by an exception; an import
-that was lost meanwhile is closed then, others stay open for the next reading.
+that was lost meanwhile is closed soon after, others stay open for the next reading.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class ArenaTable(Protocol):
         ...
 
     def retire(self) -> None:
-        """All are of nothing any more: close each as soon as nobody reads there."""
+        """All are of nothing any more: close each as soon as nobody reads there. Called in a thread
+        of the session, too, which has to go on: only note it, and close in another thread, a GPU
+        that is being lost may hang."""
         ...
 
 
