@@ -103,9 +103,9 @@ void kvt_gpu_cpu_work(void *gpu, const struct kvt_gpu_piece *piece)
     for (uint32_t m = piece->first; m < piece->end; m++) {
         struct kvt_gpu_member *member = &piece->flight->members[m];
 
-        if (!piece->is_out && kvt_gpu_member_has_work_in(member))
+        if (!piece->is_out)
             work_in(member);
-        else if (piece->is_out && member->is_out && !member->is_ended)
+        else if (member->is_out && !member->is_ended)
             work_out(gpu, member);
     }
 }

@@ -25,7 +25,7 @@
  * A flight:
  *
  *   FREE -> CPU_IN -> QUEUE -> RUNNING -> FREE
- *            (some)     |         event over: lists, staging given back; checks read; CPU work
+ *           (up only)   |         event over: lists, staging given back; checks read; CPU work
  *                       after it; then every member ends
  *
  * An error on the way that does not cost the context makes every member of the flight end with
@@ -81,8 +81,7 @@ struct kvt_gpu_member {
 
     /* Steps, in this order. */
     bool is_verify, is_fill; /* CPU: check the slot in L2; fill pinned staging */
-    bool is_sum;             /* CPU: the check of what the copy engine reads of the slot in L2 */
-    bool is_up;              /* copy engine: host -> device */
+    bool is_up;              /* copy engine: host -> device, once the CPU has summed it */
     bool is_gather;          /* pool -> raw */
     bool is_quantise;        /* raw -> stored */
     bool is_check;           /* kernel: check of stored */
@@ -111,12 +110,6 @@ struct kvt_gpu_member {
     struct kvt_gpu_run device_run, pinned_run;
     uint64_t budget_bytes;
 };
-
-/* The CPU has work with it before it is queued. */
-static inline bool kvt_gpu_member_has_work_in(const struct kvt_gpu_member *member)
-{
-    return member->is_verify || member->is_fill || member->is_sum;
-}
 
 struct kvt_gpu_area { /* of descriptors: the same bytes pinned and on the device */
     uint8_t *pinned;

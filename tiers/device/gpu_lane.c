@@ -124,21 +124,22 @@ static bool staging_take(struct kvt_gpu *gpu, struct kvt_gpu_lane *lane,
     return true;
 }
 
+/* All that goes up the CPU reads before it is queued, and nothing else. */
+static bool has_work_in(const struct kvt_gpu_flight *flight)
+{
+    return flight->lane == KVT_GPU_LANE_UP;
+}
+
 /* Whether @member may travel with those that are in @flight already. */
 static bool does_fit(const struct kvt_gpu *gpu, struct kvt_gpu_flight *flight,
                      const struct kvt_gpu_member *member)
 {
     bool has_quant = member->is_quantise || member->is_dequantise;
     uint64_t cpu_bytes_max = (uint64_t)KVT_GPU_CPU_BYTES_MAX * KVT_MAX(gpu->hands.count, 1u);
-    uint64_t bytes = flight->bytes + member->budget_bytes;
+    uint64_t bytes_max = has_work_in(flight) ? cpu_bytes_max : KVT_GPU_FLIGHT_BYTES_MAX;
 
-    if (flight->members_count > 0) {
-        bool is_cpu = kvt_gpu_member_has_work_in(&flight->members[0]);
-
-        if (is_cpu != kvt_gpu_member_has_work_in(member) ||
-            bytes > (is_cpu ? cpu_bytes_max : KVT_GPU_FLIGHT_BYTES_MAX))
-            return false;
-    }
+    if (flight->members_count > 0 && flight->bytes + member->budget_bytes > bytes_max)
+        return false;
     if (has_quant && flight->has_quant &&
         memcmp(&flight->quant, &member->view->layout->quant, sizeof(flight->quant)) != 0)
         return false;
@@ -211,7 +212,7 @@ bool kvt_gpu_lanes_start(struct kvt_gpu *gpu, uint64_t now_ns)
                 kvt_gpu_flight_back(gpu, flight);
                 break;
             }
-            if (!kvt_gpu_member_has_work_in(&flight->members[0]))
+            if (!has_work_in(flight))
                 kvt_gpu_queue_begin(flight);
         }
     }

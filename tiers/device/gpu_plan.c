@@ -134,7 +134,6 @@ static void plan_host(const struct kvt_gpu *gpu, struct kvt_gpu_member *member)
         member->pinned_bytes = member->host_bytes;
     member->is_fill = member->is_up && member->pinned_bytes > 0;
     member->is_verify = member->is_up && !is_client && (xfer->flags & KVT_XFER_VERIFY) != 0;
-    member->is_sum = member->is_up && !is_client;
 }
 
 /* Which checks (kvt_check64 of the stored bytes) are known of a transfer, and so compared:
@@ -150,7 +149,7 @@ static int plan_check(struct kvt_gpu *gpu, struct kvt_gpu_member *member)
 {
     struct kvt_xfer *xfer = member->xfer;
     bool is_whole = !member->is_partial, is_read = xfer->src.kind == KVT_PLACE_DEVICE;
-    bool is_wanted = xfer->dst.kind == KVT_PLACE_DEVICE || member->is_sum;
+    bool is_wanted = xfer->dst.kind == KVT_PLACE_DEVICE || member->is_up;
     enum kvt_ledger_answer answer;
 
     if (member->is_up || member->is_down)
