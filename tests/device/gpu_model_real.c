@@ -17,7 +17,6 @@
 #include "daemon/base/clock.h"
 #include "tests/device/model_machine.h"
 #include "tests/device/model_world_internal.h"
-#include "tiers/device/set.h"
 
 #define TRANSFERS 300u
 #define DRAIN_NS_MAX (60 * KVT_NS_PER_S)
@@ -45,34 +44,18 @@ static void add_sums(const struct world *world, struct sums *sums)
 static void open_tier(struct world *world)
 {
     char gpus[32];
-    struct kvt_device_config config = {.backend = "cuda",
-                                       .bytes = KVT_HUGE_PAGE_BYTES,
-                                       .host_memory = world->host_memory,
-                                       .host_memory_bytes = KVT_HUGE_PAGE_BYTES,
-                                       .inflight_max = WORLD_INFLIGHT,
-                                       .doorbell = &world->bell,
-                                       .gpus = gpus,
-                                       .headroom_bytes = KVT_MIB,
-                                       .staging_bytes = KVT_HUGE_PAGE_BYTES,
-                                       .inflight_bytes_max = 256 * KVT_KIB,
-                                       .streams = 1 + (uint32_t)world_random(world, 2),
-                                       .crossover_bytes = 2048,
-                                       .cpu_threads = (uint32_t)world_random(world, 3),
-                                       .retry_min_ns = KVT_NS_PER_S,
-                                       .retry_max_ns = KVT_NS_PER_S,
-                                       .sysfs = "/nowhere"};
+    struct kvt_device_config config;
     struct kvt_device_report report;
 
     (void)snprintf(gpus, sizeof(gpus), world->zones_count == 1 ? "%d" : "%d, %d", world->devices[0],
                    world->devices[1]);
-    world->config.inflight_bytes_max = config.inflight_bytes_max;
+    config = world_set_config(world, gpus);
+    config.cpu_threads = (uint32_t)world_random(world, 3);
+    config.retry_min_ns = config.retry_max_ns = KVT_NS_PER_S;
     if (kvt_device_set_open(&world->tier, &config, world->calls, &report) != 0 ||
         world->tier->zones_count != world->zones_count)
         world_fail(world, "open of %s: %s", gpus, report.why);
-    for (uint32_t z = 0; z < world->zones_count; z++)
-        world->zones[z] = (struct world_zone){.gpu = kvt_device_set_of(world->tier)->members[z].gpu,
-                                              .counters = world->tier->zones[z].counters,
-                                              .base_bytes = world->tier->zones[z].base_bytes};
+    world_set_zones(world);
 }
 
 static struct world *set_open(uint64_t seed, int device)

@@ -165,6 +165,32 @@ bool world_open(struct world *world, const struct world_options *options)
     return true;
 }
 
+struct kvt_device_config world_set_config(struct world *world, const char *gpus)
+{
+    world->config.inflight_bytes_max = 256 * KVT_KIB;
+    return (struct kvt_device_config){.backend = "cuda",
+                                      .bytes = KVT_HUGE_PAGE_BYTES,
+                                      .host_memory = world->host_memory,
+                                      .host_memory_bytes = KVT_HUGE_PAGE_BYTES,
+                                      .inflight_max = WORLD_INFLIGHT,
+                                      .doorbell = &world->bell,
+                                      .gpus = gpus,
+                                      .headroom_bytes = KVT_MIB,
+                                      .staging_bytes = KVT_HUGE_PAGE_BYTES,
+                                      .inflight_bytes_max = world->config.inflight_bytes_max,
+                                      .streams = 1 + (uint32_t)world_random(world, 2),
+                                      .crossover_bytes = 2048,
+                                      .sysfs = "/nowhere"};
+}
+
+void world_set_zones(struct world *world)
+{
+    for (uint32_t z = 0; z < world->zones_count; z++)
+        world->zones[z] = (struct world_zone){.gpu = kvt_device_set_of(world->tier)->members[z].gpu,
+                                              .counters = world->tier->zones[z].counters,
+                                              .base_bytes = world->tier->zones[z].base_bytes};
+}
+
 /* A device that is lost does none of it: its reset will. */
 static void detach(struct world *world)
 {

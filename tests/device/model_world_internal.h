@@ -4,6 +4,7 @@
 #include <stdarg.h>
 
 #include "tests/device/model_world.h"
+#include "tiers/device/set.h"
 
 #define WORLD_SLOT_BYTES 98304u /* of the arena: the largest payload */
 #define WORLD_HOST_SLOT_BYTES 102400u
@@ -17,6 +18,10 @@ __attribute__((noreturn)) void world_fail(const struct world *world, const char 
     KVT_PRINTF(2, 3);
 
 void world_places_init(struct world *world);
+/* Worlds of several GPUs behind one tier: what it is opened with (threads
+ * and times are the caller's to add), and its zones when it was. */
+struct kvt_device_config world_set_config(struct world *world, const char *gpus);
+void world_set_zones(struct world *world);
 
 /* model_world_bytes.c */
 const struct world_spec *world_spec(uint32_t idx);

@@ -14,7 +14,6 @@
 
 #include "daemon/base/clock.h"
 #include "tests/device/model_world_internal.h"
-#include "tiers/device/set.h"
 
 #define TRANSFERS 1500u
 #define BACK_NS (20 * KVT_NS_PER_S) /* a GPU that is not back by then never comes */
@@ -61,26 +60,13 @@ static bool attach(struct set_case *set, uint32_t c)
 static bool open_tier(struct set_case *set, uint32_t gpus)
 {
     struct world *world = &set->world;
-    struct kvt_device_config config = {.backend = "cuda",
-                                       .bytes = KVT_HUGE_PAGE_BYTES,
-                                       .host_memory = world->host_memory,
-                                       .host_memory_bytes = KVT_HUGE_PAGE_BYTES,
-                                       .inflight_max = WORLD_INFLIGHT,
-                                       .doorbell = &world->bell,
-                                       .gpus = "all",
-                                       .headroom_bytes = KVT_MIB,
-                                       .staging_bytes = KVT_HUGE_PAGE_BYTES,
-                                       .inflight_bytes_max = 256 * KVT_KIB,
-                                       .streams = 1 + (uint32_t)world_random(world, 2),
-                                       .crossover_bytes = 2048,
-                                       .cpu_threads = 2,
-                                       .retry_min_ns = 2 * KVT_NS_PER_MS,
-                                       .retry_max_ns = 8 * KVT_NS_PER_MS,
-                                       .sysfs = "/nowhere"};
+    struct kvt_device_config config = world_set_config(world, "all");
     struct kvt_device_report report;
     int r;
 
-    world->config.inflight_bytes_max = config.inflight_bytes_max;
+    config.cpu_threads = 2;
+    config.retry_min_ns = 2 * KVT_NS_PER_MS;
+    config.retry_max_ns = 8 * KVT_NS_PER_MS;
     r = kvt_device_set_open(&world->tier, &config, world->calls, &report);
     if (r == KVT_DEVICE_E_NONE && world->options.is_error_expected && report.why[0] != '\0')
         return false;
@@ -88,10 +74,7 @@ static bool open_tier(struct set_case *set, uint32_t gpus)
         world_fail(world, "open: %d: %s", r, report.why);
     if (world->tier->zones_count != gpus)
         world_fail(world, "%u zones", world->tier->zones_count);
-    for (uint32_t z = 0; z < gpus; z++)
-        world->zones[z] = (struct world_zone){.gpu = kvt_device_set_of(world->tier)->members[z].gpu,
-                                              .counters = world->tier->zones[z].counters,
-                                              .base_bytes = world->tier->zones[z].base_bytes};
+    world_set_zones(world);
     return true;
 }
 
